@@ -20,7 +20,7 @@ from benchmarks.measurement.children import run_child
 from benchmarks.nets.resnet50 import resnet50
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.hardware import detect
-from neural_mp.profiling import memory_growth
+from neural_mp.profiling import measure_memory_growth
 
 SIZE = 64
 
@@ -38,7 +38,7 @@ def growth(count: int) -> int:
     model = adaptor.load(net, example=next(batches(1)))
     space = adaptor.space(model, detect())
     adaptor.observe(model, batches(2), space)
-    return memory_growth(lambda: adaptor.observe(model, batches(count), space)).total
+    return measure_memory_growth(lambda: adaptor.observe(model, batches(count), space)).total
 
 
 def main() -> None:

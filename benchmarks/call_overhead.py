@@ -71,8 +71,8 @@ def pytorch(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callab
     data = torch.from_numpy(np.repeat(x, 8, 0))
     int8, fp32 = tuned(net, data, "int8"), tuned(net, data, "fp32")
     int8(tensor)
-    graph = int8.held.once(_build_direct_calls)._target
-    forward, constants = graph._code
+    graph = int8.held.cached_result(_build_direct_calls)._target
+    forward, constants = graph._generated_code
 
     def flat() -> Any:
         with torch.no_grad():
@@ -147,7 +147,7 @@ def openvino(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Calla
 
     path, calls = onnx_file(width, depth, x), {}
     for precision in ("int8", "fp32"):
-        result = tuned(runtime.core().read_model(path), np.repeat(x, 8, 0), precision)
+        result = tuned(runtime.get_core().read_model(path), np.repeat(x, 8, 0), precision)
         calls[precision] = {
             "runtime": request_call(result.held, x),
             "result": lambda result=result: result(x),

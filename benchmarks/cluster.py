@@ -41,11 +41,11 @@ from neural_mp.core.criterion import Deadline
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.decisions import combinations, levels, plan_of
+from neural_mp.strategies.decisions import decision_levels, iterate_combinations, plan_of
 from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
-from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named, read_workers
+from neural_mp.tuning.executors import Executor, WorkerPayload, get_executor_named, read_workers
 from neural_mp.tuning.executors.contract import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
@@ -117,7 +117,7 @@ class Task:
             calib_dataloader=common.DataLoader(samples, batch_size=BATCH),
         )
         log = RunLog()
-        job, _ = JobBuilder(converter, Settings(), None, log).job()
+        job, _ = JobBuilder(converter, Settings(), None, log).build_job()
         plan_evaluator = TimedAssessor(
             calibrate_model(job, log, Deadline()),
             job.evaluator,
@@ -127,7 +127,9 @@ class Task:
             job.measurement.inputs,
         )
         space = job.space
-        choices = combinations([levels(space, ops) for ops in space.decision_groups])
+        choices = iterate_combinations(
+            [decision_levels(space, ops) for ops in space.decision_groups]
+        )
         plans = (space.resolve(plan_of(space, choice)) for choice in choices)
         return cls(job, plan_evaluator, tuple(itertools.islice(plans, PLANS)))
 
@@ -142,8 +144,8 @@ class Task:
 
     def started(self, workers: Workers) -> Executor:
         """An engine all of whose places have answered."""
-        work = WorkerPayload.of(self.job.load, self.plan_evaluator, workers)
-        executor = executor_named(workers.engine)(work, workers, print)
+        work = WorkerPayload.pack_run(self.job.load, self.plan_evaluator, workers)
+        executor = get_executor_named(workers.engine)(work, workers, print)
         gathered(executor, [self.nothing] * PLACES)
         return executor
 

@@ -148,7 +148,7 @@ def decibels(reference: np.ndarray, actual: np.ndarray) -> float:
 
 def compare(name: str, batches: list[int], iterations: int, size: int) -> None:
     """One model: convert in all ways, then run all in turn."""
-    from neural_mp.profiling import interleaved_medians
+    from neural_mp.profiling import time_interleaved_medians
 
     console = Console(width=110)
     variants = [variant for variant in WAYS if name == "bert" or variant != "dynamic"]
@@ -178,7 +178,7 @@ def compare(name: str, batches: list[int], iterations: int, size: int) -> None:
             feeds = MODELS[name](batch)
             runs = [partial(session.run, None, feeds) for session in sessions.values()]
             rounds = iterations if batch < 8 else max(5, iterations // 4)
-            medians = interleaved_medians(runs, warmup=3, iterations=rounds)
+            medians = time_interleaved_medians(runs, warmup=3, iterations=rounds)
             table = Table(title=f"{name}, batch {batch}")
             for heading in ("", "ms", "× of FP32", "SQNR, dB", "Cast / Quantize / Dequantize"):
                 table.add_column(heading, justify="right" if heading else "left")

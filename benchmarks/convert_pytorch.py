@@ -38,7 +38,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.hardware import detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.profiling import interleaved_medians
+from neural_mp.profiling import time_interleaved_medians
 
 #: The ways to convert a model, and what they are called.
 WAYS = {
@@ -176,7 +176,7 @@ def compare(name: str, batches: list[int], iterations: int, console: Console) ->
         runs = [partial(run, *inputs) for run in named.values()]
         with torch.no_grad():
             results = [run() for run in runs]
-            medians = interleaved_medians(runs, warmup=2, iterations=iterations)
+            medians = time_interleaved_medians(runs, warmup=2, iterations=iterations)
         table = Table(title=f"{name}, batch {batch}, {torch.get_num_threads()} threads")
         for heading in ("", "ms", "× of eager FP32", "SQNR, dB"):
             table.add_column(heading, justify="right" if heading else "left")

@@ -138,7 +138,7 @@ def conversions(path: Path) -> str:
 
 def compare(name: str, batches: list[int], iterations: int, peer: str | None) -> None:
     """One model: convert, then run all in turn."""
-    from neural_mp.profiling import interleaved_medians
+    from neural_mp.profiling import time_interleaved_medians
 
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as scratch:
@@ -184,7 +184,7 @@ def compare(name: str, batches: list[int], iterations: int, peer: str | None) ->
             inputs = np.load(data)[:batch]
             calls = [partial(run, inputs) for run in runs.values()]
             rounds = iterations if batch < 8 else max(5, iterations // 4)
-            medians = interleaved_medians(calls, warmup=3, iterations=rounds)
+            medians = time_interleaved_medians(calls, warmup=3, iterations=rounds)
             table = Table(title=f"{name}, batch {batch}")
             headings = ("", "ms", "× of frozen FP32", "SQNR, dB", "Cast / Quantize / Dequantize")
             for heading in headings:

@@ -25,10 +25,10 @@ import sqlalchemy
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.runs.history import History, storage_url
+from neural_mp.runs.history import History, get_storage_url
 from neural_mp.runs.lease import RUN_TABLE
 from neural_mp.runs.registry import run_names
-from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.optuna_logging import silence_optuna_log
 
 #: Trials that every writer writes.
 TRIALS = 20
@@ -46,7 +46,7 @@ def main() -> None:
         write(arguments.writers, arguments.storage)
         return
     with tempfile.TemporaryDirectory() as folder:
-        url = storage_url(folder)
+        url = get_storage_url(folder)
         rows = [("a run in an empty storage", timed(lambda: started(url, 0)))]
         fill(url, arguments.runs, arguments.models)
         size = Path(folder, "history.db").stat().st_size
@@ -66,7 +66,7 @@ def main() -> None:
 def write(writers: int, storage: str | None) -> None:
     """Let processes write trials into one storage, each into a run of its own."""
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(writers) as pool:
-        url = storage or storage_url(folder)
+        url = storage or get_storage_url(folder)
         started(url, 0)
         list(pool.map(tried, [url] * writers, range(writers), [1] * writers))  # all have imported
         begun = time.perf_counter()
@@ -85,7 +85,7 @@ def tried(url: str, model: int, count: int) -> float:
     plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
     for _ in range(count):
         begun = time.perf_counter()
-        history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
+        history.finish_trial(Trial(plan, Outcome.MET, 0.97, number=history.begin_trial()))
         slowest = max(slowest, time.perf_counter() - begun)
     return slowest
 
@@ -121,13 +121,13 @@ def fill(url: str, runs: int, models: int) -> None:
     """Copy one small run with a trial so often, each under the name of a model's next run."""
     history = started(url, 0)
     history.baseline = {"accuracy": 0.97, "seconds": 1.0}
-    history.cache.put("values", {f"op_{number}": number / 7 for number in range(200)})
+    history.cache.put_entry("values", {f"op_{number}": number / 7 for number in range(200)})
     plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
-    history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
+    history.finish_trial(Trial(plan, Outcome.MET, 0.97, number=history.begin_trial()))
     engine = sqlalchemy.create_engine(url)
     tables = sqlalchemy.MetaData()
     tables.reflect(engine)
-    with quiet_optuna(), engine.begin() as connection:
+    with silence_optuna_log(), engine.begin() as connection:
         first = _rows(connection, tables.tables["studies"])[-1]
         for name in ("studies", "study_directions", "study_user_attributes", "trials"):
             table = tables.tables[name]

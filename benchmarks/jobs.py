@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from neural_mp import tune_many
-from neural_mp.jobs.driver import job_digest
+from neural_mp.jobs.driver import compute_job_digest
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
 JOB = "model: {name: %s}\ntuning: {random_seed: %d}\n"
@@ -31,7 +31,7 @@ def main() -> None:
         for number in range(count):
             file = files / f"job{number:05d}.yaml"
             file.write_text(JOB % (model, number))
-            digest = job_digest(file)
+            digest = compute_job_digest(file)
             name = f"{file.stem}-{digest[:12]}"
             job = JobOutcome(name, str(file), digest, JobStatus.MET, accuracy=0.97, seconds=60.0)
             job.write(root / "results" / name)

@@ -26,9 +26,9 @@ from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
 from neural_mp.core.criterion import Deadline
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import interleaved_rounds, uncontended_latency
+from neural_mp.profiling import estimate_uncontended_latency, time_interleaved_rounds
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.decisions import combinations, levels, plan_of
+from neural_mp.strategies.decisions import decision_levels, iterate_combinations, plan_of
 from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.listener import RunLog
 
@@ -82,8 +82,11 @@ def lowered(plan: ResolvedPlan) -> frozenset[str]:
 def all_plans(model: AnyTunableModel) -> dict[frozenset[str], ResolvedPlan]:
     """Every plan of a model by the ops that it lowers, FP32 first, each once."""
     space = model.space
-    choices = [levels(space, ops) for ops in space.decision_groups]
-    plans = [space.fp32_plan(), *(plan_of(space, chosen) for chosen in combinations(choices))]
+    choices = [decision_levels(space, ops) for ops in space.decision_groups]
+    plans = [
+        space.fp32_plan(),
+        *(plan_of(space, chosen) for chosen in iterate_combinations(choices)),
+    ]
     distinct: dict[frozenset[str], ResolvedPlan] = {}
     for plan in plans:
         resolved = space.resolve(plan)
@@ -96,8 +99,8 @@ def all_plans(model: AnyTunableModel) -> dict[frozenset[str], ResolvedPlan]:
 def seconds_of(models: list[AnyModel], inputs: object, rounds: int) -> list[float]:
     """Return the seconds that each of several models takes, timed in turn."""
     runs = [partial(model, inputs) for model in models]
-    timings = interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
-    return [uncontended_latency(seconds) for seconds in timings]
+    timings = time_interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
+    return [estimate_uncontended_latency(seconds) for seconds in timings]
 
 
 def _seconds_by_plan(
@@ -117,10 +120,10 @@ def found_of(name: str, repeats: int, rounds: int) -> Found:
     net = NETS[name]
     with workspace() as folder:
         options = net.converter(folder)
-        job, _ = JobBuilder(options, Settings(), options.precisions, RunLog()).job()
+        job, _ = JobBuilder(options, Settings(), options.precisions, RunLog()).build_job()
         model = calibrate_model(job, RunLog(), Deadline())
         inputs, plans = job.measurement.inputs, all_plans(model)
-        models = {low: model.converted(plan) for low, plan in plans.items()}
+        models = {low: model.convert_by_plan(plan) for low, plan in plans.items()}
         first = dict(zip(models, seconds_of(list(models.values()), inputs, rounds), strict=True))
     ours = []
     for _ in range(repeats):
@@ -128,7 +131,7 @@ def found_of(name: str, repeats: int, rounds: int) -> Found:
             result = net.converter(folder)()
         plan = model.space.resolve(result.plan)
         ours.append(lowered(plan))
-        models.setdefault(ours[-1], model.converted(plan))
+        models.setdefault(ours[-1], model.convert_by_plan(plan))
         print(name, sorted(ours[-1]), file=sys.stderr, flush=True)
     fastest = sorted(first, key=first.__getitem__)[:_AGAIN]
     # Each plan once: two models of one plan differ by chance.

@@ -24,7 +24,7 @@ from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
 from neural_mp import ExitPolicy, MixedPrecision, common, convert_with_plan
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core import hardware
-from neural_mp.profiling import interleaved_medians
+from neural_mp.profiling import time_interleaved_medians
 
 STRATEGIES = ("mincut", "basic", "random")
 FRAMEWORKS = ("pytorch", "tensorflow", "onnx")
@@ -86,7 +86,7 @@ def trials_picture(net: str, note: str) -> str:
         partial(any_result.adaptor.predict, baseline, batch),
         *(partial(model, batch) for model in models.values()),
     ]
-    in_float, *seconds = interleaved_medians(runs, warmup=3, iterations=51)
+    in_float, *seconds = time_interleaved_medians(runs, warmup=3, iterations=51)
     shares = {plan: latency / in_float for plan, latency in zip(models, seconds, strict=True)}
     report = any_result.report
     points = [Point(1.0, report.baseline_accuracy, "FP32", large=True)] + [

@@ -30,7 +30,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.strategies import strategy_named
+from neural_mp.strategies import create_strategy_named
 from neural_mp.strategies.base import TuningProblem
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
@@ -129,7 +129,7 @@ class Planning:
             _ = space.tunable_ops, space.tensors
         problem = TuningProblem(space, Observations(nsr=accuracy.noise), (Precision.INT8,))
         with self.clock("strategy"):
-            search = strategy_named(self.strategy).search(problem)
+            search = create_strategy_named(self.strategy).search(problem)
             plans = next(search, None)
         while plans is not None:
             with self.clock("resolving"):

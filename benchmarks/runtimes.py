@@ -51,7 +51,7 @@ from benchmarks.measurement.runtime_stages import (
 )
 from benchmarks.nets.architecture_nets import ARCHITECTURES
 from benchmarks.nets.runtime_nets import CASES, case_of
-from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
+from neural_mp.profiling import Ratio, estimate_latency_ratio, estimate_uncontended_latency
 
 #: Variables that set the number of threads of an op.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -93,19 +93,21 @@ class Column:
         """Return the speed of a way relative to another; None if one was not timed."""
         if label not in self.seconds or over not in self.seconds:
             return None
-        return latency_ratio(self.seconds[over], self.seconds[label])
+        return estimate_latency_ratio(self.seconds[over], self.seconds[label])
 
     def share(self, label: str, precision: str) -> str:
         """Return the operations a second of a way as a share of the machine's peak, in percent."""
         if label not in self.seconds:
             return ""
-        rate = self.operations / uncontended_latency(self.seconds[label])
+        rate = self.operations / estimate_uncontended_latency(self.seconds[label])
         return f"{rate / self.peaks[precision]:.0%}"
 
     def best(self, labels: tuple[str, ...]) -> str | None:
         """The fastest of some ways."""
         timed = [label for label in labels if label in self.seconds]
-        return min(timed, key=lambda label: uncontended_latency(self.seconds[label]), default=None)
+        return min(
+            timed, key=lambda label: estimate_uncontended_latency(self.seconds[label]), default=None
+        )
 
     def speed_over_best(self, label: str, peers: tuple[str, ...]) -> Ratio | None:
         """Return the speed of a way relative to the fastest of others; None if not timed."""
@@ -228,7 +230,7 @@ def column_table(column: Column, clock: str) -> Table:
         assert speed is not None
         table.add_row(
             f"{label} → {column.tuned.get('runtime')}" if label == OURS else label,
-            f"{uncontended_latency(seconds) * 1e3:.2f}",
+            f"{estimate_uncontended_latency(seconds) * 1e3:.2f}",
             f"{speed.value:.2f}",
             f"{speed.low:.2f} to {speed.high:.2f}",
             decibels(column.noise[label]) if label != TORCH else "",

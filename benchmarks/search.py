@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks.measurement.search_run import Case, Row, int8_ops
 from benchmarks.measurement.tables import markdown_table, sectioned_table, shown
 from benchmarks.peers.search_peer import peer_rows
-from neural_mp.strategies import strategy_classes
+from neural_mp.strategies import list_strategy_classes
 
 FRAMEWORKS = ("pytorch", "tensorflow", "onnx")
 MODELS = ("easy", "chain", "residual1", "residual2", "residual3", "spread", "transformer")
@@ -62,7 +62,7 @@ def strategies_for(framework: str, requested: list[str], precisions: str) -> lis
     unfit = set(NEEDS_GRADIENTS) if framework == "onnx" else set()
     if "16" not in precisions:
         unfit |= NEEDS_16_BITS
-    return [name for name in strategy_classes() if name not in unfit]
+    return [name for name in list_strategy_classes() if name not in unfit]
 
 
 def cells(row: Row) -> list[str]:
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS))
     parser.add_argument(
         "--strategies",
-        type=some_of(strategy_classes()),
+        type=some_of(list_strategy_classes()),
         default=[],
         help="all that apply by default",
     )

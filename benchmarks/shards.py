@@ -21,7 +21,7 @@ from torch import nn
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
 from neural_mp.core.trial import Trial
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 BATCH = 50
 
@@ -93,7 +93,7 @@ def main() -> None:
     }
     for count, trials in by_workers.items():
         seconds = ", ".join(f"{trial.seconds:.1f} s" for trial in trials)
-        print(f"{counted(count, 'worker'):>10}: trials of {seconds}")
+        print(f"{format_count(count, 'worker'):>10}: trials of {seconds}")
     single, shared = by_workers[1], by_workers[options.workers]
     first = single[0].seconds / shared[0].seconds
     rest = sum(t.seconds for t in single[1:]) / sum(t.seconds for t in shared[1:])

@@ -37,7 +37,7 @@ from benchmarks.peers import amd_quark
 from benchmarks.real.case import Batches, Case
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit, audit_file
-from neural_mp.adaptors.onnxrt.targets.simulation import simulate
+from neural_mp.adaptors.onnxrt.targets.simulation import simulate_file
 from neural_mp.runs.report import Report
 from neural_mp.targets import load_profile
 
@@ -205,7 +205,7 @@ def emulated(name: str, file: Path, case: Case, options: argparse.Namespace) -> 
     for finding in audit.findings:
         Console().print(f"  finding: {finding.message}")
     metrics = []
-    for outputs in (simulate(model, feeds), audit.compiled.outputs):
+    for outputs in (simulate_file(model, feeds), audit.compiled.outputs):
         metric = case.metric()
         for arrays, (_, labels) in zip(outputs, samples, strict=True):
             values = list(arrays.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.util.lazy_exports import lazy_exports
+from neural_mp.util.lazy_exports import make_lazy_getter
 from neural_mp.util.text import show_by
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _LAZY = {
     "tune_many": "neural_mp.jobs",
 }
 
-_exported = lazy_exports(__name__, _LAZY)
+_exported = make_lazy_getter(__name__, _LAZY)
 
 show_by("neural_mp.reporting.displays")
 

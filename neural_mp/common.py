@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.errors import DataError
 from neural_mp.util.batch_cache import cache_items
-from neural_mp.util.user_calls import is_signature_mismatch, mismatch_message
+from neural_mp.util.user_calls import is_signature_mismatch, make_mismatch_message
 from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 Batch = tuple[Any, Any]
@@ -180,7 +180,7 @@ class DataLoader:
             return self.collate_fn(samples)
         except TypeError as error:
             if is_signature_mismatch(error, self.collate_fn, samples):
-                message = mismatch_message(error, self.collate_fn, "collate_fn(samples)")
+                message = make_mismatch_message(error, self.collate_fn, "collate_fn(samples)")
                 raise DataError(message) from error
             raise
 

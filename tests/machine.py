@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT
-from neural_mp.adaptors.registry import installed_accumulation
+from neural_mp.adaptors.registry import probe_installed_accumulation
 from neural_mp.core.int8_accumulation import (
     FULL_RANGE,
     REDUCED_RANGE,
@@ -38,7 +38,7 @@ def examples(count: int) -> int:
 
 def products_here(framework: str, kernel: KernelKind) -> Int8Accumulation:
     """How the runtime of a framework multiplies bytes here, by its own account."""
-    return installed_accumulation(machine())[framework][kernel]
+    return probe_installed_accumulation(machine())[framework][kernel]
 
 
 def weight_limit_here(framework: str, kernel: KernelKind) -> int:
@@ -49,7 +49,7 @@ def weight_limit_here(framework: str, kernel: KernelKind) -> int:
 
 def has_rewrite_pass() -> bool:
     """Whether TensorFlow's own pass for BF16 works here; without AVX-512 it does nothing."""
-    from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
-    from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
+    from neural_mp.adaptors.tensorflow.amp_pass import read_runtime_lists
+    from neural_mp.adaptors.tensorflow.int8_accumulation import find_bf16_obstacle
 
-    return bf16_obstacle() is None and runtime_lists(Precision.BF16) is not None
+    return find_bf16_obstacle() is None and read_runtime_lists(Precision.BF16) is not None

@@ -23,7 +23,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.profiling.audit import Verdict, audit_ops
-from neural_mp.space import planned_ops, reached_by
+from neural_mp.space import limit_to_reached, list_effective_ops
 from neural_mp.testing.products_contract import SIDE
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Converted:
         self.float = self.adaptor.load(model)
         self.space = self.adaptor.space(self.float, machine)
         self.observed = self.adaptor.observe(self.float, [data], self.space)
-        self.space = reached_by(self.space, self.observed.ranges)
+        self.space = limit_to_reached(self.space, self.observed.ranges)
         chosen = {
             op: self.space.capabilities[op].config(precision) or FP32
             for op in self.space.tunable_ops
@@ -182,7 +182,7 @@ class Converted:
         resolved = self.space.resolve(PrecisionPlan(chosen))
         self.model = self.adaptor.convert(self.float, resolved, self.observed, self.space)
         ran = self.adaptor.trace_kernels(self.model, data)
-        self.audit = audit_ops(planned_ops(self.space, resolved), ran, lambda _: False)
+        self.audit = audit_ops(list_effective_ops(self.space, resolved), ran, lambda _: False)
         verdicts = [(op.name, op.verdict) for op in self.audit.findings]
         harmless = (Verdict.NOT_REACHED, Verdict.PASSED_INT8)
         failures = [(name, verdict) for name, verdict in verdicts if verdict not in harmless]

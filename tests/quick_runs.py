@@ -19,7 +19,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading, replay
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, OpRuns, ProfileRuns
-from neural_mp.profiling import measurement, uncontended_latency
+from neural_mp.profiling import estimate_uncontended_latency, measurement
 from neural_mp.strategies import refinement
 from neural_mp.tuning import unchecked
 from neural_mp.tuning.final_selection import Selection
@@ -58,12 +58,12 @@ def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export a PyTorch graph for other runtimes once, whatever was captured how often."""
     from neural_mp.adaptors.pytorch.files import onnx_export, transfer
     from neural_mp.adaptors.pytorch.graph import graph_edit
-    from neural_mp.adaptors.pytorch.graph.model import fingerprint
+    from neural_mp.adaptors.pytorch.graph.model import model_fingerprint
 
     def exported(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
         names = [node.meta.get(graph_edit.OP_NAME) for node in model.portable.graph.nodes]
-        shapes = [getattr(leaf, "shape", leaf) for leaf in model.example.leaves()]
-        key = (fingerprint(model), str((names, shapes, metadata)), onnx_export.name_nodes)
+        shapes = [getattr(leaf, "shape", leaf) for leaf in model.example.flatten_leaves()]
+        key = (model_fingerprint(model), str((names, shapes, metadata)), onnx_export.name_nodes)
         if model.shell is not None or key not in _exported:
             onnx_export.export_onnx(model, path, metadata)
             _exported[key] = path.read_bytes()
@@ -72,7 +72,7 @@ def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "export_onnx", exported)
 
 
-_measured_rounds = Measurement.rounds
+_measured_rounds = Measurement.measure_rounds
 _measured_side_by_side = Measurement.side_by_side
 #: Rounds after which a comparison of similar latencies ends without a decision.
 _MOST_ROUNDS = 90
@@ -98,7 +98,7 @@ def _measured(
     earlier: Sequence[Sequence[float]] = (),
 ) -> list[list[float]]:
     if isinstance(self, _Shown):
-        return _in_three_rounds(self).interleaved(models)
+        return _in_three_rounds(self).measure_interleaved(models)
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = _in_three_rounds(self), 1
     return _measured_rounds(self, models, longer, earlier)
@@ -123,14 +123,14 @@ def _measured_unchecked(job: TuningJob, *arguments: Any) -> Selection:
     return _unchecked(job, *arguments)
 
 
-_interleaved_rounds = objectives.interleaved_rounds
+_interleaved_rounds = objectives.time_interleaved_rounds
 #: Limits of one measurement; a decision between similar latencies has the same seconds.
 _ROUNDS, _SECONDS = 6, 0.2
 
 
 def _is_close(rounds: list[list[float]]) -> bool:
     """Whether a decision is given up, since two of the latencies hardly differ."""
-    times = sorted(map(uncontended_latency, rounds))
+    times = sorted(map(estimate_uncontended_latency, rounds))
     is_similar = any(b <= _SIMILAR_RATIO * a for a, b in pairwise(times))
     return is_similar and (len(rounds[0]) >= _MOST_ROUNDS or sum(map(sum, rounds)) >= _SECONDS)
 
@@ -152,7 +152,7 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
         return _interleaved_rounds(runs, **options)
 
 
-_profile = LoadedModel.profile
+_profile = LoadedModel.profile_ops
 
 
 def _profiled(self: AnyModel, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
@@ -177,10 +177,10 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unchecked, "_measure_choice", _measured_unchecked)
     monkeypatch.setattr(replay, "Measurement", _Shown)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
-    monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
-    monkeypatch.setattr(objectives, "cpu_share", lambda: 1.0)
-    monkeypatch.setattr(Measurement, "rounds", _measured)
-    monkeypatch.setattr(LoadedModel, "profile", _profiled)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", _rounds)
+    monkeypatch.setattr(objectives, "measure_cpu_share", lambda: 1.0)
+    monkeypatch.setattr(Measurement, "measure_rounds", _measured)
+    monkeypatch.setattr(LoadedModel, "profile_ops", _profiled)
 
 
 def search_briefly(monkeypatch: pytest.MonkeyPatch) -> None:

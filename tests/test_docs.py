@@ -156,18 +156,18 @@ def test_the_home_page_names_every_page_by_its_title():
 
 
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
-    from neural_mp.adaptors.registry import framework_names
+    from neural_mp.adaptors.registry import list_framework_names
     from neural_mp.metrics import METRICS
-    from neural_mp.strategies import strategy_named
-    from neural_mp.tuning.executors import executor_named
+    from neural_mp.strategies import create_strategy_named
+    from neural_mp.tuning.executors import get_executor_named
 
     install(tmp_path, "extending.md")
     for _, block in blocks("extending.md", "python"):
         if name := file_name(block):
             (tmp_path / name).write_text(block, encoding="utf-8")
-    assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
-    assert "sklearn_mlp" in framework_names()
-    assert executor_named("inline").__module__ == "inline_executor"
+    assert type(create_strategy_named("bisect")).__module__ == "bisect_strategy"
+    assert "sklearn_mlp" in list_framework_names()
+    assert get_executor_named("inline").__module__ == "inline_executor"
     assert METRICS.find("worst_class").__module__ == "my_code"
 
 

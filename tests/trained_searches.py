@@ -31,6 +31,6 @@ def check_trained(result: Any) -> None:
     assert result.report.accuracy == trained.accuracy
     noise = result.report.stage_noise
     assert noise.ops.keys() == set(trained.plan)
-    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
+    assert [stage.value for stage in noise.measured_stages] == ["nearest", "trained"]
     assert noise.outputs["trained"] != noise.outputs["nearest"]
     assert any("was trained" in warning for warning in result.report.warnings)

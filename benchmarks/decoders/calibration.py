@@ -30,9 +30,9 @@ from neural_mp.adaptors.common.weights.weight_store import WeightStore
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Capture
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import weight_only
+from neural_mp.core.precision import make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.profiling import memory_growth
+from neural_mp.profiling import measure_memory_growth
 
 LAYERS, HEADS, WORDS = 8, 8, 1024
 _TEXTS, _LENGTH = 16, 128
@@ -103,7 +103,9 @@ def peak(width: str, case: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = CorrectionOptions(folder=Path(folder))
         weights = CorrectedWeights(adaptor, model, lambda: inputs, options)
-        grown = memory_growth(lambda: weights.of({op: specs for op in ops})).total
+        grown = measure_memory_growth(
+            lambda: weights.correct_weights({op: specs for op in ops})
+        ).total
     block = sum(4 * p.numel() for p in net.model.layers[0].parameters())
     whole = sum(4 * p.numel() for p in net.parameters())
     return {"peak": grown, "block": block, "model": whole}
@@ -116,14 +118,14 @@ def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
     """
     spec = QuantSpec.parse(f"uint4 asymmetric per_group 128{correction}")
     net = decoder(128).to(getattr(torch, dtype))
-    plan = PrecisionPlan({op: weight_only(spec) for op in _dense(net)})
+    plan = PrecisionPlan({op: make_weight_only(spec) for op in _dense(net)})
     with tempfile.TemporaryDirectory() as root:
         small, target = Path(root) / "small", Path(root) / "saved"
         net.save_pretrained(small)
         _convert_folder(small, target, plan)  # so that imports do not count
         neural_mp.load(target)
-        conversion = memory_growth(lambda: _convert_folder(Path(source), target, plan))
-        loading = memory_growth(lambda: neural_mp.load(target))
+        conversion = measure_memory_growth(lambda: _convert_folder(Path(source), target, plan))
+        loading = measure_memory_growth(lambda: neural_mp.load(target))
         sizes = {"size": _bytes(Path(source)), "stored": _bytes(target)}
     grown = {"peak": conversion.total, "own": conversion.anonymous}
     return {**sizes, **grown, "load": loading.total, "loaded_own": loading.anonymous}
@@ -136,16 +138,16 @@ def _bytes(root: Path) -> int:
 def convert(width: str, workspace: str) -> dict[str, Any]:
     """Return a digest of the results of a conversion, and the number of blocks it made."""
     sizes: list[int] = []
-    put = WeightStore.put
+    put = WeightStore.store_weights
 
     def counted(self: WeightStore, weights: Mapping[str, Any], *arguments: Any) -> None:
         put(self, weights, *arguments)
         sizes.append(len(weights))
 
-    WeightStore.put = counted  # type: ignore[method-assign]
+    WeightStore.store_weights = counted  # type: ignore[method-assign]
     net, inputs = decoder(int(width)), texts()
     spec = QuantSpec.parse(_CASES["gptq, 4 bits"][0])
-    plan = PrecisionPlan({op: weight_only(spec) for op in _dense(net) if ".layers." in op})
+    plan = PrecisionPlan({op: make_weight_only(spec) for op in _dense(net) if ".layers." in op})
     result = convert_with_plan(
         net,
         plan,

@@ -14,7 +14,7 @@ from benchmarks.decoders.settings import Settings
 from benchmarks.decoders.torch_stack import WIDTH, WORDS, cpu_seconds, ratio, stack
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.config import settings_from
-from neural_mp.core.op_timings import form_of
+from neural_mp.core.op_timings import describe_timed_form
 
 HEADINGS = ("rows", "forms that the search chose", "over FP32", "over a model in BF16")
 #: Rows per call: a step of decoding, steps of several sequences, prompts.
@@ -69,7 +69,7 @@ def chosen(settings: Settings) -> Iterator[Detail | Figure]:
             ids = _tokens(1, rows)
             calls = [lambda m=m, ids=ids: m(ids) for m in (net, half, result)]
             fp32, bf16, best = cpu_seconds(calls, settings.rounds)
-        forms = {form_of(config) for config in result.plan.values()}
+        forms = {describe_timed_form(config) for config in result.plan.values()}
         ratios.append(f"{ratio(bf16, best):.2f}")
         label = "; ".join(sorted(form for form in forms if form))
         yield Detail(HEADINGS, (str(rows), label, f"{ratio(fp32, best):.2f}", ratios[-1]))

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.decoders.torch_stack import CACHED, INNER, ROWS, WIDTH, WORDS, cpu_seconds, ratio
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.enums import Approach
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import OpConfig, Precision
@@ -80,7 +80,7 @@ def forms(space: TuningSpace) -> Iterator[tuple[str, PrecisionPlan]]:
 
     yield "FP32", PrecisionPlan()
     inside = Approach.DYNAMIC
-    if all(inside not in space.capabilities[op].approaches for op in products):
+    if all(inside not in space.capabilities[op].int8_approaches for op in products):
         inside = Approach.STATIC
     yield f"INT8, {inside}", plan(lambda c: c.precision is Precision.INT8 and c.approach is inside)
     by_channel = plan(lambda c: c.approach is Approach.WEIGHT_ONLY and c.weight.group_size is None)  # type: ignore[union-attr]
@@ -100,7 +100,7 @@ def forms(space: TuningSpace) -> Iterator[tuple[str, PrecisionPlan]]:
 def rows_of(runtime: str, path: Path, rounds: int) -> list[tuple[str, ...]]:
     random = np.random.default_rng(1)
     inputs = {rows: {"x": random.standard_normal((rows, WIDTH), np.float32)} for rows in ROWS}
-    adaptor = adaptor_named(runtime)
+    adaptor = get_adaptor_named(runtime)
     loaded = adaptor.load(str(path), example=inputs[8])
     space = adaptor.space(loaded, detect())
     observations = adaptor.observe(loaded, [inputs[128]], space)

@@ -14,14 +14,17 @@ from torch import nn
 from benchmarks.decoders.goals import Detail, Figure, Goal
 from benchmarks.decoders.settings import Batches, Subject, change, perplexity
 from neural_mp import MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.sensitivity.fisher import specs_of, weight_noise
+from neural_mp.adaptors.common.sensitivity.fisher import (
+    list_float_input_specs,
+    measure_weight_noise,
+)
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Capture, WeightCorrection
 from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import weight_only
+from neural_mp.core.precision import make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.metrics import KLDivergence
 
@@ -93,7 +96,7 @@ class Measured:
 
     @cached_property
     def _ops(self) -> list[str]:
-        return [op for op in self._space.tunable_ops if specs_of(self._space, op)]
+        return [op for op in self._space.tunable_ops if list_float_input_specs(self._space, op)]
 
     @cached_property
     def bytes_of_fp32(self) -> int:
@@ -110,13 +113,13 @@ class Measured:
         adaptor, model, space = PyTorchAdaptor(), self._model, self._space
         inputs = [batch for batch, _ in self.subject.calibration]
         weights = CorrectedWeights(adaptor, model, lambda: inputs)
-        scores = weight_noise(adaptor, model, inputs, space, weights)
+        scores = measure_weight_noise(adaptor, model, inputs, space, weights)
         few = self.subject.tuning[:_DIVERGENCE_BATCHES]
         truth = [adaptor.predict(model, batch) for batch, _ in few]
         pairs = []
         for op, noise in scores.items():
-            for spec in _largest(specs_of(space, op)).values():
-                plan = space.resolve(PrecisionPlan({op: weight_only(spec)}))
+            for spec in _largest(list_float_input_specs(space, op)).values():
+                plan = space.resolve(PrecisionPlan({op: make_weight_only(spec)}))
                 converted = adaptor.convert(model, plan, Observations(), space, weights)
                 metric = KLDivergence()
                 for (batch, _), logits in zip(few, truth, strict=True):
@@ -169,9 +172,9 @@ class Measured:
     def _uniform(self, bits: int, corrections: Corrections) -> PrecisionPlan:
         configs = {}
         for op in self._ops:
-            spec = _largest(specs_of(self._space, op))[bits]
+            spec = _largest(list_float_input_specs(self._space, op))[bits]
             # Tables have no corrections.
-            configs[op] = weight_only(
+            configs[op] = make_weight_only(
                 replace(spec, corrections=corrections if spec.corrections else ())
             )
         return PrecisionPlan(configs)

@@ -21,7 +21,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.hardware import PORTABLE, detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import Ratio, interleaved_rounds, latency_ratio
+from neural_mp.profiling import Ratio, estimate_latency_ratio, time_interleaved_rounds
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.measurement.sqnr import output_sqnr_db
 
@@ -44,12 +44,12 @@ def words_of(speedup: Ratio) -> dict[str, float]:
 
 def timed(models: list[AnyModel], batch: np.ndarray, **options: Any) -> list[list[float]]:
     runs: list[Callable[[], Any]] = [partial(model, batch) for model in models]
-    return interleaved_rounds(runs, **options)
+    return time_interleaved_rounds(runs, **options)
 
 
 def speed_beside(reference: list[float], seconds: list[float]) -> dict[str, float]:
     """How many times as fast as a reference something is, measured apart from any search."""
-    speedup = latency_ratio(seconds, reference).inverse
+    speedup = estimate_latency_ratio(seconds, reference).inverse
     return {"value": speedup.value, "low": speedup.low, "high": speedup.high}
 
 
@@ -68,8 +68,8 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
             space = space.restricted_to([Precision.INT8])
             if not forms:
                 observed = adaptor.observe(model.held, calibration, space)
-            tunable = model.in_space(space).observed(observed)
-            forms[target] = tunable.converted(space.resolve(space.fastest_plan()))
+            tunable = model.in_space(space).with_observations(observed)
+            forms[target] = tunable.convert_by_plan(space.resolve(space.fastest_plan()))
         decibels = {t: output_sqnr_db(model, form, unseen) for t, form in forms.items()}
         speeds = {}
         for size in sizes:
@@ -78,8 +78,8 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
             timings = timed(compared, batch, warmup=2, iterations=rounds, time_limit=25)
             float_, native, portable = timings
             speeds[size] = {
-                "int8": words_of(latency_ratio(native, float_).inverse),
-                "portable": words_of(latency_ratio(portable, native).inverse),
+                "int8": words_of(estimate_latency_ratio(native, float_).inverse),
+                "portable": words_of(estimate_latency_ratio(portable, native).inverse),
             }
     return {
         "products": {str(k): str(p) for k, p in adaptor.int8_accumulation(detect()).items()},
@@ -105,8 +105,8 @@ def _lowest(model: AnyModel, framework: str) -> AnyModel:
     """All that can be in INT8 in INT8, whether that is faster or not."""
     space = model.adaptor.space(model.held, detect()).restricted_to([Precision.INT8])
     some = Digits("train", framework == "tensorflow").images[:100]
-    calibrated = model.in_space(space).calibrated([some])
-    return calibrated.converted(space.resolve(space.fastest_plan()))
+    calibrated = model.in_space(space).with_calibration([some])
+    return calibrated.convert_by_plan(space.resolve(space.fastest_plan()))
 
 
 def _searched(

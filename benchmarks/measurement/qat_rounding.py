@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.nets.qat_nets import Case
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.weights.reconstruction import reconstructable
+from neural_mp.adaptors.common.weights.reconstruction import reconstructable_layers
 from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
@@ -39,7 +39,7 @@ class Loaded:
     def plan(self, **corrections: tuple[str, ...]) -> PrecisionPlan:
         """Return the plan of all layers, with `weight` and `layer` corrections."""
         precision = Precision(f"int{self.bits}")
-        layers = reconstructable(self.adaptor, self.model)
+        layers = reconstructable_layers(self.adaptor, self.model)
         requested = tuple(map(WeightCorrection, corrections.get("weight", ())))
         configs: dict[str, OpConfig] = {}
         for op in self.space.tunable_ops:
@@ -79,7 +79,7 @@ def reconstruction(loaded: Loaded) -> PrecisionPlan:
 
 def load(case: Case, runtime: str, images: np.ndarray, folder: Path) -> Loaded:
     """Load and calibrate the net of a case in a runtime."""
-    net, adaptor = case.net(), adaptor_named(runtime)
+    net, adaptor = case.net(), get_adaptor_named(runtime)
     source: Any = net
     if runtime != "pytorch":
         source = str(folder / f"{case.build.__name__}.onnx")

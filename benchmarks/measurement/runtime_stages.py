@@ -43,8 +43,8 @@ from benchmarks.nets.runtime_nets import (
 )
 from benchmarks.peers.runtime_lite import lite_call, write_lite
 from neural_mp import AccuracyCriterion, MixedPrecision, load
-from neural_mp.adaptors.openvino.runtime import core, precision_hint
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.openvino.runtime import choose_precision_hint, get_core
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
@@ -72,7 +72,7 @@ def convert(name: str, folder: Path) -> dict[str, Any]:
     """Read, calibrate and convert in OpenVINO what NNCF starts from; CPU and wall seconds."""
     case, clock = case_of(name), Clock()
     batches = list(case.cut(CALIBRATION, CALIBRATED, AT_ONCE))
-    adaptor = adaptor_named("openvino")
+    adaptor = get_adaptor_named("openvino")
     with clock.part("read"):
         example = dict(zip(case.names, (array[:1] for array in batches[0]), strict=True))
         model = adaptor.load(folder / "fp32.onnx", example=example)
@@ -92,13 +92,13 @@ def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -
     parts = np.split(expected, range(int(size), case.judged, int(size)))
     judged = list(zip(case.cut(case.judged, JUDGED, int(size)), parts, strict=True))
     clock = Clock()
-    choose = RuntimeChoice.fastest
+    choose = RuntimeChoice.choose_fastest
 
     def timed(choice: RuntimeChoice) -> Any:
         with clock.part("choice"):
             return choose(choice)
 
-    RuntimeChoice.fastest = timed  # type: ignore[method-assign]
+    RuntimeChoice.choose_fastest = timed  # type: ignore[method-assign]
     with clock.part("run"):
         result = MixedPrecision(
             model=net,
@@ -149,10 +149,12 @@ def judge(name: str, folder: Path, file: str) -> dict[str, Any]:
 
 def _openvino(file: Path, example: tuple[np.ndarray, ...], settings: dict[str, Any]) -> Call:
     """A model compiled for one shape, called at the least overhead."""
-    program = core().read_model(file)
+    program = get_core().read_model(file)
     program.reshape(dict(zip(range(len(example)), (a.shape for a in example), strict=True)))
     threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-    request = core().compile_model(program, "CPU", {**threads, **settings}).create_infer_request()
+    request = (
+        get_core().compile_model(program, "CPU", {**threads, **settings}).create_infer_request()
+    )
 
     def call(inputs: tuple[np.ndarray, ...]) -> np.ndarray:
         outputs = request.infer(list(inputs), share_inputs=True, share_outputs=True)
@@ -180,7 +182,7 @@ def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
         result = load(ours)
         calls[OURS] = lambda inputs: result(*inputs)
         if (ours / "model.xml").exists():
-            noted = precision_hint(core().read_model(ours / "model.xml"))
+            noted = choose_precision_hint(get_core().read_model(ours / "model.xml"))
             calls[PLAIN] = _openvino(
                 ours / "model.xml", example, {"INFERENCE_PRECISION_HINT": noted}
             )

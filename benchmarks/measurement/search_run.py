@@ -14,7 +14,7 @@ from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
 from neural_mp import ExitPolicy, MixedPrecision, common
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import interleaved_medians
+from neural_mp.profiling import time_interleaved_medians
 from neural_mp.tuning.listener import Listener
 
 #: Of a run in one loop with all others.
@@ -158,7 +158,9 @@ class Case:
             partial(adaptor.predict, baseline, batch),
             *(partial(result, batch) for result in models.values()),
         ]
-        float_seconds, *medians = interleaved_medians(runs, warmup=WARMUP, iterations=ITERATIONS)
+        float_seconds, *medians = time_interleaved_medians(
+            runs, warmup=WARMUP, iterations=ITERATIONS
+        )
         seconds = dict(zip(models, medians, strict=True))
         for row, result in timed:
             row.speedup = float_seconds / seconds[result.plan]

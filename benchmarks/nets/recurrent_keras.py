@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.capture.freeze import frozen_graph
+from neural_mp.adaptors.tensorflow.capture.freeze import freeze_concrete_function
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_graph
 
 STEPS, WIDTH, HIDDEN = 32, 64, 256
@@ -42,7 +42,9 @@ def _encoder_and_decoder(inputs: Any) -> Any:
 def frozen(model: keras.Model) -> Callable[[Any], Any]:
     """The graph as TensorFlow freezes it, in a session."""
     spec = tf.TensorSpec((None, STEPS, WIDTH), tf.float32)
-    graph, (fed,), (result,) = frozen_graph(tf.function(model).get_concrete_function(spec))
+    graph, (fed,), (result,) = freeze_concrete_function(
+        tf.function(model).get_concrete_function(spec)
+    )
     runner = Runner(import_graph(graph.to_graph_def()))
     return lambda inputs: runner({fed.name: inputs}, [result.name])
 

@@ -21,7 +21,7 @@ from neural_mp import AccuracyCriterion, MixedPrecision, load
 from neural_mp.adaptors.transfer import transfer_model
 from neural_mp.api.loading import load_source
 from neural_mp.core.enums import SOURCE_RUNTIME
-from neural_mp.profiling import interleaved_rounds
+from neural_mp.profiling import time_interleaved_rounds
 
 SAVED, REFERENCE, TARGET = "ours", "outputs.npz", "target.json"
 
@@ -134,7 +134,7 @@ def timed(name: str, folder: Path, *contenders: str) -> dict[str, Any]:
     began = time.perf_counter()
     runs[FP32](inputs)
     rounds = int(np.clip(12 / (len(runs) * (time.perf_counter() - began)), 11, 201))
-    timings = interleaved_rounds(
+    timings = time_interleaved_rounds(
         [partial(run, inputs) for run in runs.values()], warmup=3, iterations=rounds
     )
     reference = np.asarray(timings[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from neural_mp.adaptors.common import conversion
-from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, built_capability
+from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, build_op_capability
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.amp import FourLists
@@ -53,7 +53,7 @@ class Adaptor(Framework[M]):
             lists = {p: self.amp_lists(p) for p in SIXTEEN_BITS}
         kernels = self.kernels(model, hardware)
         supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
-        capabilities = {op: built_capability(own, supports) for op, own in kernels.items()}
+        capabilities = {op: build_op_capability(own, supports) for op, own in kernels.items()}
         return TuningSpace(self.graph(model), capabilities, lists)
 
     def observe(
@@ -67,7 +67,7 @@ class Adaptor(Framework[M]):
 
         The outputs are `collected` if the adaptor offers it.
         """
-        return conversion.observe(self, model, batches, space, collected)
+        return conversion.collect_observations(self, model, batches, space, collected)
 
     def convert(
         self,
@@ -87,5 +87,7 @@ class Adaptor(Framework[M]):
         """
         if not plan.changes_model:
             return model
-        prepared, ranges = conversion.prepare(self, model, plan, observations, space, corrected)
+        prepared, ranges = conversion.prepare_conversion(
+            self, model, plan, observations, space, corrected
+        )
         return self.convert_graph(prepared, plan, ranges)

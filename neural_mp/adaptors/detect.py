@@ -25,7 +25,7 @@ class DetectionRule:
     classes: tuple[str, ...] = ()
     types: tuple[type, ...] = ()
 
-    def fit(self, source: object) -> bool:
+    def matches_source(self, source: object) -> bool:
         """Whether an object, or the content of a path, looks like a model of the framework."""
         if isinstance(source, str | Path):
             path = Path(source)

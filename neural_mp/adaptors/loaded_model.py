@@ -11,19 +11,19 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import CalibrationInputs
-from neural_mp.adaptors.common.conversion import prepare
+from neural_mp.adaptors.common.conversion import prepare_conversion
 from neural_mp.adaptors.common.fusion_check import check_fusions
 from neural_mp.adaptors.common.op_outputs import OpOutput
-from neural_mp.adaptors.common.optional import OpOutputs, needed
-from neural_mp.adaptors.common.sensitivity.fisher import layer_noise, weight_noise
-from neural_mp.adaptors.common.sensitivity.hessian import weight_sensitivity
+from neural_mp.adaptors.common.optional import OpOutputs, require_part
+from neural_mp.adaptors.common.sensitivity.fisher import measure_layer_noise, measure_weight_noise
+from neural_mp.adaptors.common.sensitivity.hessian import estimate_weight_sensitivity
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
-from neural_mp.adaptors.common.weights.corrections import rescaled_ops, score_corrections
+from neural_mp.adaptors.common.weights.corrections import find_rescaled_ops, score_corrections
 from neural_mp.adaptors.common.weights.reconstruction import reconstructable_in_minutes
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
@@ -33,7 +33,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace, without_non_finite
-from neural_mp.util.pytree import float_arrays, tree_leaves
+from neural_mp.util.pytree import list_float_arrays, tree_leaves
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
 
 M = TypeVar("M")
@@ -63,13 +63,13 @@ class LoadedModel(Generic[M]):
         """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
         if self.boundary is None:
             return self.adaptor.predict(self.held, inputs)
-        arrays, tensors = self.boundary.taken(inputs)
+        arrays, tensors = self.boundary.bind_inputs(inputs)
         try:
             outputs = self.adaptor.predict(self.held, arrays)
         except DataError:
-            self.boundary.arrays(inputs)  # the error in the names of the source, if the cause
+            self.boundary.bind_arrays(inputs)  # the error in the names of the source, if the cause
             raise
-        return self.boundary.returned(outputs, self._source_tensor if tensors else None)
+        return self.boundary.restore_outputs(outputs, self._source_tensor if tensors else None)
 
     def prepare(self) -> None:
         """Make what the first run would make, e.g. a session; see `Adaptor.prepare`."""
@@ -79,18 +79,18 @@ class LoadedModel(Generic[M]):
     def _source_tensor(self) -> Callable[[Any], Any] | None:
         """Conversion of an array to a tensor of the source framework, if any."""
         assert self.boundary is not None
-        offered = adaptor_named(self.boundary.framework).transfer
+        offered = get_adaptor_named(self.boundary.framework).transfer
         return None if offered is None else offered.tensor
 
-    def _given(self, inputs: object) -> Any:
+    def _adapt_inputs(self, inputs: object) -> Any:
         """Return the inputs of a batch in the form that the adaptor accepts."""
-        return inputs if self.boundary is None else self.boundary.arrays(inputs)
+        return inputs if self.boundary is None else self.boundary.bind_arrays(inputs)
 
-    def float_outputs(self, inputs: object) -> list[np.ndarray]:
+    def run_float_outputs(self, inputs: object) -> list[np.ndarray]:
         """Return the floating-point arrays among the outputs for one batch."""
-        return float_arrays(self(inputs))
+        return list_float_arrays(self(inputs))
 
-    def undamaged(self, batches: Iterable[Any]) -> Iterable[Any]:
+    def drop_damaged_samples(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Return batches without the samples that calibration leaves out for their NaN."""
         return CalibrationInputs(batches, self)
 
@@ -107,13 +107,13 @@ class LoadedModel(Generic[M]):
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
-    def profile(self, inputs: object, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
+    def profile_ops(self, inputs: object, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
         """Return op → seconds of each of several runs.
 
         Raises:
             ConversionError: the framework does not time single ops.
         """
-        durations = self.adaptor.time_ops(self.held, self._given(inputs), sum(runs))
+        durations = self.adaptor.time_ops(self.held, self._adapt_inputs(inputs), sum(runs))
         return {op: tuple(seconds[-runs.timed :]) for op, seconds in durations.items()}
 
     @property
@@ -122,13 +122,13 @@ class LoadedModel(Generic[M]):
         offered = self.adaptor.layer_timing
         return {} if offered is None else offered.shapes(self.held)
 
-    def layer_run(self, op: str, rows: int) -> Callable[[], object]:
+    def make_layer_run(self, op: str, rows: int) -> Callable[[], object]:
         """Return a function that runs one of the `layer_shapes` on a number of rows.
 
         Raises:
             ConversionError: the framework does not run layers alone.
         """
-        timing = needed(self.adaptor.layer_timing, self.adaptor.framework, "times of layers")
+        timing = require_part(self.adaptor.layer_timing, self.adaptor.framework, "times of layers")
         return timing.run(self.held, op, rows)
 
     def first_non_finite(self, inputs: object) -> str | None:
@@ -136,11 +136,13 @@ class LoadedModel(Generic[M]):
         offered = self.adaptor.op_outputs
         if offered is None:
             return None
-        return offered.first_non_finite(self.held, self._given(inputs))
+        return offered.first_non_finite(self.held, self._adapt_inputs(inputs))
 
     @property
     def _op_output_part(self) -> OpOutputs[M]:
-        return needed(self.adaptor.op_outputs, self.adaptor.framework, "results of single ops")
+        return require_part(
+            self.adaptor.op_outputs, self.adaptor.framework, "results of single ops"
+        )
 
     @cached_property
     def observable_ops(self) -> OpGraph:
@@ -151,10 +153,10 @@ class LoadedModel(Generic[M]):
         """
         return self._op_output_part.observable_ops(self.held)
 
-    def op_outputs(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
+    def make_op_outputs(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
         """Return a function from a batch to the results of ops; see `OpOutputs`."""
         run = self._op_output_part.op_outputs(self.held, ops)
-        return run if self.boundary is None else lambda inputs: run(self._given(inputs))
+        return run if self.boundary is None else lambda inputs: run(self._adapt_inputs(inputs))
 
     @property
     def full_range_kernels(self) -> frozenset[KernelKind]:
@@ -162,9 +164,9 @@ class LoadedModel(Generic[M]):
         offered = self.adaptor.portability
         return frozenset() if offered is None else offered.full_range_kernels(self.held)
 
-    def rescaled_by(self, plan: PrecisionPlan) -> frozenset[str]:
+    def find_rescaled_ops(self, plan: PrecisionPlan) -> frozenset[str]:
         """Return the ops whose channel scales change under the corrections of a plan."""
-        return rescaled_ops(self.adaptor, self.held, plan, self.adaptor.graph(self.held))
+        return find_rescaled_ops(self.adaptor, self.held, plan, self.adaptor.graph(self.held))
 
     @property
     def native(self) -> Any:
@@ -172,7 +174,7 @@ class LoadedModel(Generic[M]):
         return self.adaptor.native(self.held)
 
     @property
-    def callable(self) -> Any:
+    def callable_object(self) -> Any:
         """The object that a user's function receives: `native`, unless transferred."""
         return self.native if self.boundary is None else TransferredModel(self)
 
@@ -204,7 +206,7 @@ class LoadedModel(Generic[M]):
             spaces[hardware] = self.adaptor.space(self.held, hardware)
         return spaces[hardware]
 
-    def for_streams(self, count: int | None) -> LoadedModel[M]:
+    def prepare_for_streams(self, count: int | None) -> LoadedModel[M]:
         """Return the model for concurrent calls, if its runtime prepares for these.
 
         None, for one call at a time, returns the model itself.
@@ -256,7 +258,7 @@ class TunableModel(LoadedModel[M]):
 
     Attributes:
         space: the capabilities of every op.
-        observations: the calibration results; empty before `calibrated`.
+        observations: the calibration results; empty before `with_calibration`.
         data: → calibration inputs for corrected weights; None without data.
         options: options of the corrections of weights.
     """
@@ -267,14 +269,14 @@ class TunableModel(LoadedModel[M]):
     options: CorrectionOptions = field(default_factory=CorrectionOptions)
 
     @cached_property
-    def corrected(self) -> CorrectedWeights[M]:
+    def corrected_weights(self) -> CorrectedWeights[M]:
         """The corrected weights, made as they are needed."""
         data = self.data
-        batches = None if data is None else lambda: map(self._given, data())
+        batches = None if data is None else lambda: map(self._adapt_inputs, data())
         return CorrectedWeights(self.adaptor, self.held, batches, self.options)
 
     @property
-    def reconstructable(self) -> frozenset[str]:
+    def reconstructable_layers(self) -> frozenset[str]:
         """The layers whose INT8 weight can be learned in minutes; empty without data."""
         if self.data is None:
             return frozenset()
@@ -290,7 +292,7 @@ class TunableModel(LoadedModel[M]):
         data, options = data or self.data, corrections or self.options
         return replace(self, space=space, observations=Observations(), data=data, options=options)
 
-    def calibrated(
+    def with_calibration(
         self, batches: Iterable[Any], kept: KeptOutputs | None = None
     ) -> TunableModel[M]:
         """Return the model with observations of one calibration pass and scored corrections.
@@ -303,15 +305,19 @@ class TunableModel(LoadedModel[M]):
             DataError: NaN in every sample reaches the outputs.
         """
         kept = None if self.boundary is not None else kept
-        observed = self.adaptor.observe(self.held, map(self._given, batches), self.space, kept)
-        return self.observed(score_corrections(self.adaptor, self.held, self.space, observed))
+        observed = self.adaptor.observe(
+            self.held, map(self._adapt_inputs, batches), self.space, kept
+        )
+        return self.with_observations(
+            score_corrections(self.adaptor, self.held, self.space, observed)
+        )
 
-    def observed(self, observations: Observations) -> TunableModel[M]:
-        """Return the model with earlier calibration results, and its space as in `calibrated`."""
+    def with_observations(self, observations: Observations) -> TunableModel[M]:
+        """Return the model with earlier calibration results, its space as in `with_calibration`."""
         space = without_non_finite(self.space, observations.non_finite)
         return replace(self, observations=observations, space=space)
 
-    def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
+    def convert_by_plan(self, plan: ResolvedPlan) -> LoadedModel[M]:
         """Return the model in the precisions of a plan; `self` if the plan changes nothing.
 
         The model of a plan is made once while it is in use. Errors as in `Adaptor.convert`.
@@ -320,7 +326,7 @@ class TunableModel(LoadedModel[M]):
         converted: LoadedModel[M] | None = in_use.get(plan)
         if converted is None:
             model = self.adaptor.convert(
-                self.held, plan, self.observations, self.space, self.corrected
+                self.held, plan, self.observations, self.space, self.corrected_weights
             )
             if model is self.held:
                 return self
@@ -334,9 +340,9 @@ class TunableModel(LoadedModel[M]):
             ConversionError: the model does not run, or does not compute what was converted.
         """
         if converted is not self:
-            check_fusions(self.adaptor, self.held, converted.held, self._given(inputs))
+            check_fusions(self.adaptor, self.held, converted.held, self._adapt_inputs(inputs))
 
-    def simulated(self, plan: ResolvedPlan, schedule: TrainingSchedule) -> Any:
+    def simulate_plan(self, plan: ResolvedPlan, schedule: TrainingSchedule) -> Any:
         """Return the trainable simulation of the model in the precisions of a plan.
 
         Raises:
@@ -344,50 +350,56 @@ class TunableModel(LoadedModel[M]):
             ConfigurationError: the model has no weight to train.
             PlanError: a correction in the plan cannot be applied.
         """
-        offered = needed(self.adaptor.simulation, self.adaptor.framework, "training with a plan")
-        prepared, ranges = prepare(
-            self.adaptor, self.held, plan, self.observations, self.space, self.corrected
+        offered = require_part(
+            self.adaptor.simulation, self.adaptor.framework, "training with a plan"
+        )
+        prepared, ranges = prepare_conversion(
+            self.adaptor, self.held, plan, self.observations, self.space, self.corrected_weights
         )
         return offered.simulated(self.held, prepared, plan, ranges, schedule)
 
-    def faster_kernels(self, inputs: object, ops: Collection[str]) -> Mapping[str, str]:
+    def find_faster_kernels(self, inputs: object, ops: Collection[str]) -> Mapping[str, str]:
         """Return op → a kernel that is faster on a batch; see `Adaptor.faster_kernels`."""
-        return self.adaptor.faster_kernels(self.held, self._given(inputs), ops)
+        return self.adaptor.faster_kernels(self.held, self._adapt_inputs(inputs), ops)
 
-    def tensor_values(self, inputs: object) -> dict[str, float]:
+    def count_tensor_values(self, inputs: object) -> dict[str, float]:
         """Return op or graph input → its number of floating-point elements for one batch."""
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
-        return self.adaptor.element_counts(self.held, self._given(inputs), names)
+        return self.adaptor.element_counts(self.held, self._adapt_inputs(inputs), names)
 
-    def width_figures(self, inputs: object) -> WidthFigures:
+    def measure_width_figures(self, inputs: object) -> WidthFigures:
         """Return the noise of every tensor and weight by width; see `Adaptor.width_figures`."""
-        return self.adaptor.width_figures(self.held, self._given(inputs), self.observations)
+        return self.adaptor.width_figures(self.held, self._adapt_inputs(inputs), self.observations)
 
-    def op_work(self, inputs: object) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    def count_op_work(self, inputs: object) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Return the work of every op; see `Adaptor.op_work`."""
-        return self.adaptor.op_work(self.held, self._given(inputs))
+        return self.adaptor.op_work(self.held, self._adapt_inputs(inputs))
 
-    def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
+    def measure_weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
         """Return op with an INT8 weight → sensitivity, from second derivatives.
 
         Raises:
             ConversionError: the framework has no gradients.
         """
-        inputs = map(self._given, batches)
-        return weight_sensitivity(self.adaptor, self.held, inputs, self.space)
+        inputs = map(self._adapt_inputs, batches)
+        return estimate_weight_sensitivity(self.adaptor, self.held, inputs, self.space)
 
-    def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
+    def measure_weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
         """Return op → quantization of its weight → noise of the rounding: see `fisher`.
 
         Without gradients, the noise at the results of each layer, from its inputs; empty if the
         framework offers neither.
         """
-        inputs = map(self._given, batches)
+        inputs = map(self._adapt_inputs, batches)
         if self.adaptor.gradients is not None:
-            return weight_noise(self.adaptor, self.held, inputs, self.space, self.corrected)
+            return measure_weight_noise(
+                self.adaptor, self.held, inputs, self.space, self.corrected_weights
+            )
         if self.adaptor.layer_inputs is not None:
-            return layer_noise(self.adaptor, self.held, inputs, self.space, self.corrected)
+            return measure_layer_noise(
+                self.adaptor, self.held, inputs, self.space, self.corrected_weights
+            )
         return {}
 
 

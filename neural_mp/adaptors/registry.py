@@ -14,8 +14,8 @@ from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
 from neural_mp.util.optional_packages import install_command
-from neural_mp.util.plug_ins import plug_ins, require_importable
-from neural_mp.util.system.memory import collection_paused
+from neural_mp.util.plug_ins import load_plug_ins, require_importable
+from neural_mp.util.system.memory import pause_garbage_collection
 from neural_mp.util.text import with_article
 
 #: Entry points of third-party adaptors.
@@ -24,12 +24,12 @@ ENTRY_POINT_GROUP = "neural_mp.adaptors"
 AnyAdaptor = Adaptor[Any]
 
 
-def framework_names() -> list[str]:
+def list_framework_names() -> list[str]:
     """Return the frameworks with an adaptor, whether or not they are installed."""
     return sorted({*FRAMEWORKS, *_third_party_adaptors()})
 
 
-def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
+def probe_installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
     """Return installed framework → its INT8 accumulation.
 
     Built-in adaptors are not loaded; only TensorFlow is imported, by its table of ops.
@@ -53,11 +53,11 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     """
     # Third-party adaptors are looked up last: reading all entry points takes milliseconds.
     if framework is not None:
-        if framework not in FRAMEWORKS and framework not in (names := framework_names()):
+        if framework not in FRAMEWORKS and framework not in (names := list_framework_names()):
             what = f"framework {framework!r} has no adaptor"
             require_importable(ENTRY_POINT_GROUP, framework, UnknownFrameworkError, what)
             raise UnknownFrameworkError(f"{what}{did_you_mean(framework, names)}")
-        return adaptor_named(framework)
+        return get_adaptor_named(framework)
     detected = _detect_adaptor(source)
     if detected is not None:
         return detected
@@ -78,19 +78,19 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         )
     what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(
-        f"{what} is not a model of a supported framework ({', '.join(framework_names())}); give a "
-        f"model object or its path, or name the framework"
+        f"{what} is not a model of a supported framework ({', '.join(list_framework_names())}); "
+        "give a model object or its path, or name the framework"
     )
 
 
 def _detect_adaptor(source: object) -> AnyAdaptor | None:
     for name, entry in FRAMEWORKS.items():
-        if entry.rule.fit(source):
-            return adaptor_named(name)
+        if entry.rule.matches_source(source):
+            return get_adaptor_named(name)
     return next((kind() for kind in _third_party_adaptors().values() if kind.accepts(source)), None)
 
 
-def training_for(model: object) -> tuple[str, Training]:
+def find_training_for(model: object) -> tuple[str, Training]:
     """Return the framework of a model to train, and the training part of its adaptor.
 
     Raises:
@@ -108,7 +108,7 @@ def training_for(model: object) -> tuple[str, Training]:
     return adaptor.framework, adaptor.training
 
 
-def training_parts() -> list[Training]:
+def list_training_parts() -> list[Training]:
     """Return the training parts of all adaptors whose frameworks are in use.
 
     If no built-in framework with training is imported yet, all installed ones are imported.
@@ -116,12 +116,15 @@ def training_parts() -> list[Training]:
     entries = {name: entry for name, entry in FRAMEWORKS.items() if entry.trains}
     used = [name for name, entry in entries.items() if entry.package in sys.modules]
     used = used or [name for name, entry in entries.items() if entry.is_installed]
-    adaptors = [*map(adaptor_named, used), *(kind() for kind in _third_party_adaptors().values())]
+    adaptors = [
+        *map(get_adaptor_named, used),
+        *(kind() for kind in _third_party_adaptors().values()),
+    ]
     return [adaptor.training for adaptor in adaptors if adaptor.training is not None]
 
 
-def adaptor_named(name: str) -> AnyAdaptor:
-    """Return the adaptor of a framework in `framework_names`.
+def get_adaptor_named(name: str) -> AnyAdaptor:
+    """Return the adaptor of a framework in `list_framework_names`.
 
     Raises:
         MissingFrameworkError: the framework is not installed.
@@ -130,7 +133,7 @@ def adaptor_named(name: str) -> AnyAdaptor:
     if ours is None:
         return _third_party_adaptors()[name]()
     require_framework(name, f"models of {name}")
-    with collection_paused():
+    with pause_garbage_collection():
         module = importlib.import_module(f"{ours.home}.adaptor")
     adaptor: AnyAdaptor = getattr(module, ours.adaptor)()
     return adaptor
@@ -151,7 +154,7 @@ def require_framework(name: str, what: str) -> None:
 
 
 def _third_party_adaptors() -> dict[str, type[AnyAdaptor]]:
-    return plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS)
+    return load_plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS)
 
 
 def _qualified_name(kind: type) -> str:

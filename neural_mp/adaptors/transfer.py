@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.counterparts import KnownKinds, match_ops
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.signatures.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.adaptors.registry import AnyAdaptor, adaptor_named
+from neural_mp.adaptors.registry import AnyAdaptor, get_adaptor_named
 from neural_mp.errors import ConversionError
 
 #: Start of the name of a tensor that is known by its position in the file.
 POSITION = "#"
 
 
-def runtimes_of(source: AnyModel) -> Iterator[str]:
+def list_reading_runtimes(source: AnyModel) -> Iterator[str]:
     """Yield the other built-in runtimes that read the files of a model, installed or not."""
     offered = source.adaptor.transfer
     for name, entry in FRAMEWORKS.items():
@@ -48,7 +48,7 @@ def transfer_file(source: AnyModel) -> TransferFile:
     Raises:
         ConversionError: the model must stay in its framework.
     """
-    offered = needed(
+    offered = require_part(
         source.adaptor.transfer, source.adaptor.framework, "transfer to other runtimes"
     )
     boundary = offered.boundary(source.held)
@@ -69,9 +69,9 @@ def transfer_model(
         MissingFrameworkError: the runtime is not installed.
         ModelLoadError: the runtime rejects the model.
     """
-    if runtime not in runtimes_of(source):
+    if runtime not in list_reading_runtimes(source):
         raise ConversionError(f"{runtime} does not read models of {source.adaptor.framework}")
-    return load_transferred(source, adaptor_named(runtime), file, batch_size)
+    return load_transferred(source, get_adaptor_named(runtime), file, batch_size)
 
 
 def load_transferred(
@@ -86,15 +86,17 @@ def load_transferred(
     """
     file = file or transfer_file(source)
     boundary = file.boundary
-    example = _example_inputs(boundary, source, batch_size)
+    example = _make_example_inputs(boundary, source, batch_size)
     model = _named_as_source(adaptor, adaptor.load(file.path, example=example), source)
     inner: Signature = model.signature
     outside = boundary.signature
     inputs = _match_tensors(outside.inputs, inner.inputs, "inputs")
     outputs = _match_tensors(outside.outputs, inner.outputs, "outputs")
-    chosen = inner.choosing(tuple(p.name for p in inputs), tuple(p.name for p in outputs))
+    chosen = inner.select_ports(tuple(p.name for p in inputs), tuple(p.name for p in outputs))
     signature = Signature(
-        _named_as(outside.inputs, inputs), _named_as(outside.outputs, outputs), outside.returns
+        _rename_tensor_specs(outside.inputs, inputs),
+        _rename_tensor_specs(outside.outputs, outputs),
+        outside.returns,
     )
     return LoadedModel(
         adaptor,
@@ -122,7 +124,7 @@ def compile_calls(source: AnyModel) -> AnyModel:
     Raises:
         ConversionError: the framework has no compiler, or none is installed.
     """
-    offered = needed(source.adaptor.compiler, source.adaptor.framework, "compiler")
+    offered = require_part(source.adaptor.compiler, source.adaptor.framework, "compiler")
     reason = offered.missing()
     if reason:
         raise ConversionError(reason)
@@ -149,11 +151,11 @@ def _named_as_source(adaptor: AnyAdaptor, held: object, source: AnyModel) -> Any
     return adaptor.with_op_names(held, names) if names else held
 
 
-def _example_inputs(
+def _make_example_inputs(
     boundary: Boundary, source: AnyModel, batch_size: int | None
 ) -> dict[str, Array] | tuple[Array, ...]:
     """Return example inputs for the file: by name, or in its order."""
-    bound = boundary.signature.bind(boundary.arrays(source.example_inputs(batch_size)))
+    bound = boundary.signature.bind_inputs(boundary.bind_arrays(source.example_inputs(batch_size)))
     if all(tensor.startswith(POSITION) for tensor in bound):
         return tuple(bound[f"{POSITION}{index}"] for index in range(len(bound)))
     return {port.name: bound[port.tensor] for port in boundary.signature.inputs}
@@ -180,7 +182,7 @@ def _match_tensors(
     return tuple(matches)
 
 
-def _named_as(
+def _rename_tensor_specs(
     outside: tuple[TensorSpec, ...], inside: tuple[TensorSpec, ...]
 ) -> tuple[TensorSpec, ...]:
     return tuple(

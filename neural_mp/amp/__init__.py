@@ -7,7 +7,7 @@ from neural_mp.amp.lists import (
     FourLists,
     Kind,
     ListEdit,
-    canonical_lists,
+    build_canonical_lists,
     check_known,
 )
 from neural_mp.amp.options import (
@@ -20,9 +20,9 @@ from neural_mp.amp.options import (
     AmpDataType,
     AmpSettings,
     AutoMixedPrecisionOptions,
-    known_edits,
-    requested,
-    settle,
+    keep_known_edits,
+    merge_options,
+    resolve_precision,
 )
 from neural_mp.amp.painting import Colour, Paint, Painting, graph_of, paint
 
@@ -45,11 +45,11 @@ __all__ = [
     "ListEdit",
     "Paint",
     "Painting",
-    "canonical_lists",
+    "build_canonical_lists",
     "check_known",
     "graph_of",
-    "known_edits",
+    "keep_known_edits",
+    "merge_options",
     "paint",
-    "requested",
-    "settle",
+    "resolve_precision",
 ]

@@ -160,7 +160,7 @@ class Kind:
     source: str
 
 
-def _canonical_kinds() -> Iterator[Kind]:
+def _iterate_canonical_kinds() -> Iterator[Kind]:
     for names, bf16, fp16, source in (
         ("matmul conv conv_transpose einsum", ALLOW, ALLOW, _TENSORFLOW),
         ("attention recurrent", ALLOW, ALLOW, _TORCH),
@@ -193,10 +193,10 @@ def _canonical_kinds() -> Iterator[Kind]:
 
 
 #: Name → kind.
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _canonical_kinds()}
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _iterate_canonical_kinds()}
 
 
-def canonical_lists(precision: Precision) -> FourLists:
+def build_canonical_lists(precision: Precision) -> FourLists:
     """Return the four lists of a 16-bit precision, by names of kinds."""
     attribute = "fp16" if precision is Precision.FP16 else "bf16"
     return FourLists(

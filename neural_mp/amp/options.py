@@ -108,18 +108,22 @@ class AmpSettings:
     def list_words(self) -> tuple[str, ...]:
         """The effective list options as text, without sources."""
         changed = [option for option in self.origins if option in EDIT_OPTIONS]
-        whole = [option for option in _WHOLE_LISTS if _words_of(self, option) == "True"]
-        return tuple(f"{option}: {_words_of(self, option)}" for option in (*changed, *whole))
+        whole = [
+            option for option in _WHOLE_LISTS if _describe_option_value(self, option) == "True"
+        ]
+        return tuple(
+            f"{option}: {_describe_option_value(self, option)}" for option in (*changed, *whole)
+        )
 
-    def words(self) -> tuple[str, ...]:
+    def describe_options(self) -> tuple[str, ...]:
         """One line per given option: its value and source."""
         return tuple(
-            f"{option}: {_words_of(self, option)} (from {origin})"
+            f"{option}: {_describe_option_value(self, option)} (from {origin})"
             for option, origin in self.origins.items()
         )
 
 
-def _words_of(settings: AmpSettings, option: str) -> str:
+def _describe_option_value(settings: AmpSettings, option: str) -> str:
     if option in EDIT_OPTIONS:
         which = EDIT_OPTIONS[option]
         return ", ".join(e.op_type for e in settings.edits if (e.list, e.adds) == which) or "none"
@@ -134,7 +138,7 @@ def _words_of(settings: AmpSettings, option: str) -> str:
     return str(values[option])
 
 
-def settle(
+def merge_options(
     sources: Mapping[str, AutoMixedPrecisionOptions | None], environment: Mapping[str, str]
 ) -> AmpSettings:
     """Merge the sources: the first value of each option takes precedence, then the environment.
@@ -155,7 +159,7 @@ def settle(
     for name in sorted(environment):
         if name.startswith(PREFIXES) and name not in _VARIABLES:
             _warn_unknown_variable(name)
-    first = {option: _first_setting(option, sources, environment) for option in OPTIONS}
+    first = {option: _find_first_setting(option, sources, environment) for option in OPTIONS}
     values = {option: value for option, value in first.items() if value is not None}
     values = {**values, **_from_other_variables(environment), **values}
 
@@ -166,11 +170,11 @@ def settle(
         ListEdit(adds, name, op_type, values[option][0])
         for option, (name, adds) in EDIT_OPTIONS.items()
         if option in values
-        for op_type in op_types(*values[option])
+        for op_type in parse_op_types(*values[option])
     )
     _, path = source_and_value("log_path")
     return AmpSettings(
-        _data_type(*source_and_value("data_type")),
+        _parse_data_type(*source_and_value("data_type")),
         _parse_switch(*source_and_value("unsafe_force_all")),
         edits,
         str(path) if path not in (None, "") else None,
@@ -187,7 +191,7 @@ def _warn_unknown_variable(variable: str) -> None:
     logger.warning("the environment variable %s has no effect%s", variable, hint)
 
 
-def _first_setting(
+def _find_first_setting(
     option: str,
     sources: Mapping[str, AutoMixedPrecisionOptions | None],
     environment: Mapping[str, str],
@@ -221,7 +225,7 @@ def _from_other_variables(environment: Mapping[str, str]) -> dict[str, tuple[str
     return values
 
 
-def op_types(origin: str, value: object) -> tuple[str, ...]:
+def parse_op_types(origin: str, value: object) -> tuple[str, ...]:
     """Read op types from a list or a comma-separated string.
 
     Raises:
@@ -237,7 +241,7 @@ def op_types(origin: str, value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
-def _data_type(origin: str, value: object) -> Precision | None:
+def _parse_data_type(origin: str, value: object) -> Precision | None:
     if value is None or isinstance(value, AmpDataType):
         return value.precision if value is not None else None
     names = {
@@ -263,7 +267,7 @@ def _parse_switch(origin: str, value: object) -> bool:
     return state
 
 
-def requested(
+def resolve_precision(
     asker: str,
     precision: str | Precision | None,
     amp: AutoMixedPrecisionOptions | None,
@@ -275,7 +279,7 @@ def requested(
         ConfigurationError: more than one precision is given, `precision` and `amp.data_type`
             contradict each other, or an option is invalid; `asker` names the caller.
     """
-    settings = settle({"amp.{option}": amp}, environment)
+    settings = merge_options({"amp.{option}": amp}, environment)
     if precision is None:
         return settings.data_type or Precision.BF16, settings
     (chosen, *remaining) = parse_precisions(precision)
@@ -289,7 +293,7 @@ def requested(
     return chosen, settings
 
 
-def known_edits(
+def keep_known_edits(
     edits: Iterable[ListEdit], framework: str, op_types: Callable[[], Collection[str]]
 ) -> tuple[tuple[ListEdit, ...], tuple[str, ...]]:
     """Return the edits of existing op types, and a warning for every skipped edit.

@@ -113,12 +113,12 @@ def paint(
     """
     rules = RuleSet.parse(rules, "rules")
     painter = _Painter(graph, lists, boundaries or {}, unable or {}, chosen or {})
-    painter.deny()
+    painter.deny_ops()
     if rules is RuleSet.ADVANCED:
         painter.allow_advanced()
     else:
         painter.allow_stock()
-    return painter.painting()
+    return painter.build_painting()
 
 
 class _Painter:
@@ -143,14 +143,14 @@ class _Painter:
         self.allowed: dict[str, str | None] = {}
         self.begins: dict[str, str] = {}
 
-    def on(self, name: str, *lists: AmpList) -> bool:
+    def is_on_list(self, name: str, *lists: AmpList) -> bool:
         return self.seen[name] in lists
 
-    def joins(self, name: str, *lists: AmpList) -> bool:
+    def can_join(self, name: str, *lists: AmpList) -> bool:
         free = name not in self.unable and name not in self.denied
-        return free and self.on(name, *lists)
+        return free and self.is_on_list(name, *lists)
 
-    def spread(
+    def spread_from(
         self,
         starts: Iterable[str],
         *directions: tuple[Mapping[str, Sequence[str]], Callable[[str], bool]],
@@ -173,62 +173,66 @@ class _Painter:
                         waiting.append(adjacent)
         return found
 
-    def seeds(self) -> list[str]:
+    def find_seeds(self) -> list[str]:
         """Return the ops in 16 bits regardless of their neighbours."""
         names = (op.name for op in self.graph)
-        return [name for name in names if name in self.chosen or self.joins(name, ALLOW)]
+        return [name for name in names if name in self.chosen or self.can_join(name, ALLOW)]
 
-    def deny(self) -> None:
+    def deny_ops(self) -> None:
         """Deny DENY ops, INFER ops downstream, and the CLEAR ops between."""
 
         def may_deny(name: str, *lists: AmpList) -> bool:
-            return name not in self.chosen and self.on(name, *lists)
+            return name not in self.chosen and self.is_on_list(name, *lists)
 
         def ops_on_lists(*lists: AmpList) -> list[str]:
             return [op.name for op in self.graph if may_deny(op.name, *lists)]
 
-        matters = self.spread(ops_on_lists(DENY, INFER), (self.above, lambda n: may_deny(n, CLEAR)))
-        self.denied = self.spread(
+        matters = self.spread_from(
+            ops_on_lists(DENY, INFER), (self.above, lambda n: may_deny(n, CLEAR))
+        )
+        self.denied = self.spread_from(
             ops_on_lists(DENY),
             (self.below, lambda name: name in matters and may_deny(name, INFER, CLEAR)),
         )
 
     def allow_advanced(self) -> None:
         """Allow ALLOW ops, INFER ops downstream of 16-bit ops, and adjacent CLEAR ops."""
-        self.allowed = self.spread(
-            self.seeds(),
-            (self.below, lambda name: self.joins(name, INFER, CLEAR)),
-            (self.above, lambda name: self.joins(name, CLEAR)),
+        self.allowed = self.spread_from(
+            self.find_seeds(),
+            (self.below, lambda name: self.can_join(name, INFER, CLEAR)),
+            (self.above, lambda name: self.can_join(name, CLEAR)),
         )
 
     def allow_stock(self) -> None:
         """Allow ALLOW ops, ops between two of them, INFER ops downstream, adjacent CLEAR ops."""
-        starts = self.seeds()
-        downstream = self.spread(starts, (self.below, lambda name: self.joins(name, INFER, CLEAR)))
-        self.allowed = self.spread(starts, (self.above, lambda name: name in downstream))
+        starts = self.find_seeds()
+        downstream = self.spread_from(
+            starts, (self.below, lambda name: self.can_join(name, INFER, CLEAR))
+        )
+        self.allowed = self.spread_from(starts, (self.above, lambda name: name in downstream))
         for op in self.graph:
             predecessor = next((name for name in self.above[op.name] if name in self.allowed), None)
             is_new = predecessor is not None and op.name not in self.allowed
-            if is_new and self.joins(op.name, INFER):
+            if is_new and self.can_join(op.name, INFER):
                 self.allowed[op.name] = predecessor
 
         def joins_clear(name: str) -> bool:
-            return self.joins(name, CLEAR)
+            return self.can_join(name, CLEAR)
 
-        self.spread(
+        self.spread_from(
             list(self.allowed),
             (self.above, joins_clear),
             (self.below, joins_clear),
             found=self.allowed,
         )
 
-    def painting(self) -> Painting:
+    def build_painting(self) -> Painting:
         self.begins = {**_starts_by_op(self.denied), **_starts_by_op(self.allowed)}
         return Painting({op.name: self._paint_op(op) for op in self.graph}, self._count_casts())
 
     def _paint_op(self, op: Op) -> Paint:
         kind = self.kind[op.name]
-        label = self._kind_word(op.name)
+        label = self._get_kind_word(op.name)
         if op.name in self.chosen:
             return Paint(kind, Colour.ALLOWED, f"{label}, allowed: {self.chosen[op.name]}")
         if op.name in self.boundaries:
@@ -245,7 +249,7 @@ class _Painter:
             return Paint(kind, Colour.PLAIN, f"{op.type} is on no list")
         return Paint(kind, Colour.PLAIN, f"{label}, not in 16 bits: no neighbour to follow")
 
-    def _kind_word(self, name: str) -> str:
+    def _get_kind_word(self, name: str) -> str:
         return _WORDS[self.kind[name]]
 
     def _describe_path(self, name: str, predecessors: Mapping[str, str | None]) -> str:
@@ -258,7 +262,7 @@ class _Painter:
         while predecessor is not None and predecessor != begin and len(passed) <= _MAX_PATH_OPS:
             passed.append(predecessor)
             predecessor = predecessors[predecessor]
-        parts = [f"{self._kind_word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
+        parts = [f"{self._get_kind_word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
         if len(passed) > _MAX_PATH_OPS:
             parts.append("…")
         through = f" through {', '.join(parts)}" if parts else ""

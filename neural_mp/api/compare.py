@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from neural_mp.adaptors.common.naming import source_op
+from neural_mp.adaptors.common.naming import find_source_op
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.api.input_data import DEFAULT_SAMPLES, first_of, inputs_of
+from neural_mp.api.input_data import DEFAULT_SAMPLES, iterate_file_inputs, read_first_inputs
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
@@ -48,16 +48,16 @@ def compare(a: object, b: object, batches: object, *, framework: str | None = No
         reference, candidate = (
             _load_model_and_plan(source, framework, first.inputs) for source in (a, b)
         )
-        if begin.ambiguous:
-            with begin.blamed():
+        if begin.is_ambiguous:
+            with begin.blame_batch():
                 reference[0](first.inputs)
         return reference, candidate
 
-    reference, candidate = begin.bound(load_pair_for_batch)
+    reference, candidate = begin.choose_reading(load_pair_for_batch)
     walked.reading = begin.reading
-    with walked.blamed():
+    with walked.blame_batch():
         scaled = _differently_scaled_ops(reference, candidate)
-        return compare_models(reference[0], candidate[0], walked.inputs(), scaled)
+        return compare_models(reference[0], candidate[0], walked.iterate_inputs(), scaled)
 
 
 @ReraiseUserErrors()
@@ -74,15 +74,19 @@ def compare_files(
 ) -> Comparison:
     """Compare two models given by name; see `compare`.
 
-    `a` and `b` are model files, saved folders, or `module:attribute`; see `inputs_of` for the data.
+    `a` and `b` are model files, saved folders, or `module:attribute`; see `iterate_file_inputs`.
     """
-    example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
+    example = (
+        read_first_inputs(data, batch_size, trust)
+        if data is not None and inputs is None
+        else inputs
+    )
     with trusting(trust):
         reference, candidate = (
             _load_model_and_plan(source, framework, example) for source in (a, b)
         )
-    batches = inputs_of(data, reference[0], batch_size, samples, trust)
-    with batches.blamed():
+    batches = iterate_file_inputs(data, reference[0], batch_size, samples, trust)
+    with batches.blame_batch():
         scaled = _differently_scaled_ops(reference, candidate)
         return compare_models(reference[0], candidate[0], batches, scaled)
 
@@ -119,9 +123,11 @@ def _differently_scaled_ops(reference: _Taken, candidate: _Taken) -> frozenset[s
         # A plan may be of another runtime, whose ops have other names.
         graph, scaled = untouched.adaptor.graph(untouched.held), frozenset[str]()
         for plan in plans:
-            owners = {op: source_op(op, graph) for op, config in plan.items() if config.corrections}
+            owners = {
+                op: find_source_op(op, graph) for op, config in plan.items() if config.corrections
+            }
             configs = {source: plan[op] for op, source in owners.items() if source is not None}
-            scaled |= untouched.rescaled_by(PrecisionPlan(configs))
+            scaled |= untouched.find_rescaled_ops(PrecisionPlan(configs))
         return scaled
     # Converted models lack the ops between two layers, so the inputs of the second layer decide.
     graph = reference[0].observable_ops

@@ -17,7 +17,7 @@ from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_t
 from neural_mp.data.user_imports import named_in_file
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.metrics import METRICS, build_metric
-from neural_mp.strategies import Strategy, strategy_named
+from neural_mp.strategies import Strategy, create_strategy_named
 
 ACCURACY: KeyPath = ("evaluation", "accuracy")
 PERFORMANCE: KeyPath = ("evaluation", "performance")
@@ -25,25 +25,25 @@ CALIBRATION: KeyPath = ("quantization", "calibration")
 _METRICS: tuple[KeyPath, ...] = ((*ACCURACY, "metric"), (*ACCURACY, "multi_metrics"))
 
 
-def vocabulary_of(settings: Settings) -> Vocabulary:
+def choose_name_vocabulary(settings: Settings) -> Vocabulary:
     """Return the vocabulary that resolves the names in a tuning file: built-in or INC names."""
     if settings.dialect is Dialect.OWN:
         return OWN
-    from neural_mp.compat.inc.components import vocabulary
+    from neural_mp.compat.inc.components import load_vocabulary
     from neural_mp.compat.inc.components.registries import FRAMEWORKS
 
     framework = settings.options.framework  # a plug-in has the common entries
-    return vocabulary(framework if framework in FRAMEWORKS else None)
+    return load_vocabulary(framework if framework in FRAMEWORKS else None)
 
 
 @contextmanager
-def _resolving_names(settings: Settings, path: KeyPath) -> Iterator[None]:
+def _locate_name_errors(settings: Settings, path: KeyPath) -> Iterator[None]:
     """Resolve names in this context, with errors that name the key path."""
-    with settings.source.at(path), named_in_file(settings.folder, settings.trust):
+    with settings.source.locate_errors(path), named_in_file(settings.folder, settings.trust):
         yield
 
 
-def model(settings: Settings, given: object) -> Any:
+def build_model(settings: Settings, given: object) -> Any:
     """Return the model set by the user in a type that an adaptor accepts.
 
     Raises:
@@ -51,11 +51,11 @@ def model(settings: Settings, given: object) -> Any:
     """
     if given is None or given is not settings.options.model:
         return resolve_source(given)
-    with _resolving_names(settings, ("model", "name")):
+    with _locate_name_errors(settings, ("model", "name")):
         return resolve_source(given)
 
 
-def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
+def build_loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     """Return the loader described by a section of the file; None if the section has no loader.
 
     Raises:
@@ -70,18 +70,18 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     }[section]
     if spec is None:
         return None
-    with _resolving_names(settings, (*section, "dataloader")):
-        return build_dataloader(spec, vocabulary_of(settings))
+    with _locate_name_errors(settings, (*section, "dataloader")):
+        return build_dataloader(spec, choose_name_vocabulary(settings))
 
 
-def any_loader(settings: Settings, file: Path) -> DataLoader:
+def build_any_loader(settings: Settings, file: Path) -> DataLoader:
     """Return the calibration loader of a file, else the loader of the accuracy.
 
     Raises:
         ConfigurationError: there is no loader, or a name or an option is invalid.
         DataError: the data are missing or invalid.
     """
-    dataloader = loader(settings, CALIBRATION) or loader(settings, ACCURACY)
+    dataloader = build_loader(settings, CALIBRATION) or build_loader(settings, ACCURACY)
     if dataloader is None:
         raise ConfigurationError(
             f"{file} must have calibration or evaluation data, got none; add "
@@ -90,37 +90,37 @@ def any_loader(settings: Settings, file: Path) -> DataLoader:
     return dataloader
 
 
-def postprocess(settings: Settings) -> Transform | None:
+def build_postprocess(settings: Settings) -> Transform | None:
     """Return the transform of predictions and labels; None if the file has none.
 
     Raises:
         ConfigurationError: a name or an option is invalid.
     """
-    with _resolving_names(settings, (*ACCURACY, "postprocess")):
-        return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
+    with _locate_name_errors(settings, (*ACCURACY, "postprocess")):
+        return build_transforms(settings.evaluation.postprocess, choose_name_vocabulary(settings))
 
 
-def metrics(settings: Settings) -> list[tuple[Metric, float]]:
+def build_metrics(settings: Settings) -> list[tuple[Metric, float]]:
     """Return the metrics of the file with their weights.
 
     Raises:
         ConfigurationError: a name or an option is invalid.
         MetricError: a user-defined metric lacks a method.
     """
-    names = vocabulary_of(settings).metrics or METRICS
+    names = choose_name_vocabulary(settings).metrics or METRICS
     weighted = []
     lines = settings.source.lines
     path = next((path for path in _METRICS if path in lines), _METRICS[0])
     written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
     for item in settings.evaluation.metrics:
-        with _resolving_names(settings, path), _restoring_spelling(written):
+        with _locate_name_errors(settings, path), _restore_metric_spelling(written):
             weight = 1.0 if item.weight is None else item.weight
             weighted.append((build_metric(item.name, item.options, names), weight))
     return weighted
 
 
 @contextmanager
-def _restoring_spelling(names: Iterable[str]) -> Iterator[None]:
+def _restore_metric_spelling(names: Iterable[str]) -> Iterator[None]:
     """Spell metric names in errors as in the file, so that the line can be found."""
     try:
         yield
@@ -130,13 +130,13 @@ def _restoring_spelling(names: Iterable[str]) -> Iterator[None]:
         raise
 
 
-def strategy(settings: Settings, name: str) -> Strategy:
+def build_strategy(settings: Settings, name: str) -> Strategy:
     """Return a strategy by name.
 
     Raises:
         ConfigurationError: the name is unknown; a name from the file is reported with its key path.
     """
     if not settings.options.is_set("strategy") or name != settings.options.strategy:
-        return strategy_named(name)
-    with settings.source.at(("tuning", "strategy", "name")):
-        return strategy_named(name)
+        return create_strategy_named(name)
+    with settings.source.locate_errors(("tuning", "strategy", "name")):
+        return create_strategy_named(name)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from neural_mp.adaptors.common.naming import source_op
+from neural_mp.adaptors.common.naming import find_source_op
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.amp import (
     PREFIXES,
@@ -18,10 +18,10 @@ from neural_mp.amp import (
     AutoMixedPrecisionOptions,
     FourLists,
     ListEdit,
-    known_edits,
-    settle,
+    keep_known_edits,
+    merge_options,
 )
-from neural_mp.api.foreign_configs import constraint_of
+from neural_mp.api.foreign_configs import parse_foreign_config
 from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
@@ -30,8 +30,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.space import FP32_ONLY, Constraints, OpConstraint, TuningSpace
 from neural_mp.space.capability import Capability
-from neural_mp.util.system.environment import users_environment
-from neural_mp.util.text import counted
+from neural_mp.util.system.environment import restore_users_environment
+from neural_mp.util.text import format_count
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
 _NO_LIMIT = OpConstraint()
@@ -60,7 +60,7 @@ class _Constrainable(Protocol):
     def capabilities(self) -> Mapping[str, Capability]:
         """Op → its configurations."""
 
-    def constrained(self: S, constraints: Constraints) -> S:
+    def apply_constraints(self: S, constraints: Constraints) -> S:
         """Return the space with further constraints."""
 
 
@@ -73,13 +73,13 @@ def apply_constraints(
         UnknownOperatorError: a constraint matches no op of the model.
         ConfigurationError: a constraint set in Python is invalid.
     """
-    space, warnings = _by_file(space, settings)
+    space, warnings = _apply_file_constraints(space, settings)
     if given is None:
         return space, warnings
-    space = space.constrained(_parse_python_limits(given))
+    space = space.apply_constraints(_parse_python_limits(given))
     for name in _parse_excluded_names(given.exclude):
         try:
-            space = space.constrained(Constraints(op_wise={name: FP32_ONLY}))
+            space = space.apply_constraints(Constraints(op_wise={name: FP32_ONLY}))
         except UnknownOperatorError as error:
             message = str(error).replace("op_wise names", "exclude names", 1)
             raise UnknownOperatorError(message) from None
@@ -116,13 +116,13 @@ class _NamedLimits:
     def capabilities(self) -> Mapping[str, Capability]:
         return self.space.capabilities
 
-    def constrained(self, constraints: Constraints) -> _NamedLimits:
+    def apply_constraints(self, constraints: Constraints) -> _NamedLimits:
         """Return the limits with further constraints.
 
         Raises:
-            UnknownOperatorError: as for `TuningSpace.constrained`.
+            UnknownOperatorError: as for `TuningSpace.apply_constraints`.
         """
-        matched = self.space.limits(replace(constraints, model_wise=_NO_LIMIT))
+        matched = self.space.constraints_by_op(replace(constraints, model_wise=_NO_LIMIT))
         by_op = {
             op: self.by_op.get(op, ()) + tuple(limit for limit in limits if limit != _NO_LIMIT)
             for op, limits in matched.items()
@@ -147,7 +147,7 @@ class SourceConstraints:
     settings: Settings
     given: Limits
 
-    def on(self, space: TuningSpace) -> tuple[TuningSpace, tuple[str, ...]]:
+    def apply_to_space(self, space: TuningSpace) -> tuple[TuningSpace, tuple[str, ...]]:
         """Return the space of another runtime after all constraints, and warnings.
 
         An op of the source is found by its name; ops that it was split into have the name, a slash
@@ -168,7 +168,7 @@ class SourceConstraints:
         by_op = {op: limits.whole for op in space.capabilities}
         for op, op_limits in limits.by_op.items():
             by_op |= {part: (*by_op[part], *op_limits) for part in parts[op]}
-        return space.limited(by_op), warnings
+        return space.apply_op_constraints(by_op), warnings
 
 
 def _runtime_ops_by_source_op(
@@ -176,14 +176,14 @@ def _runtime_ops_by_source_op(
 ) -> dict[str, tuple[str, ...]]:
     by_op: dict[str, list[str]] = {op: [] for op in named}
     for op in space.graph:
-        origin = source_op(op.name, source.capabilities)
+        origin = find_source_op(op.name, source.capabilities)
         if origin in by_op:
             by_op[origin].append(op.name)
     return {op: tuple(parts) for op, parts in by_op.items()}
 
 
 def _parse_python_limits(given: Limits) -> Constraints:
-    whole = constraint_of(given.model_wise)
+    whole = parse_foreign_config(given.model_wise)
     by_name = {
         option: {
             name: _to_file_schema(limit)
@@ -224,7 +224,7 @@ def _parse_excluded_names(exclude: object) -> tuple[str, ...]:
     )
 
 
-def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
+def _apply_file_constraints(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
     limits = settings.constraints
     warnings: list[str] = []
     with _locating_constraint_errors(settings.source):
@@ -234,17 +234,17 @@ def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
                 if not types:
                     warnings.append(f"optype_wise limits {kind}; the model has no such op")
                 by_type = dict.fromkeys(types, limits.optype_wise[kind])
-                space = space.constrained(Constraints(optype_wise=by_type))
+                space = space.apply_constraints(Constraints(optype_wise=by_type))
             for pattern, limit in limits.op_wise.items():
                 names = _ops_matching_prefix(pattern, space)
                 if not names:
                     warnings.append(
                         f"op_wise limits {pattern!r}; no op of the model has such a name"
                     )
-                space = space.constrained(Constraints(op_wise=dict.fromkeys(names, limit)))
+                space = space.apply_constraints(Constraints(op_wise=dict.fromkeys(names, limit)))
             limits = replace(limits, optype_wise={}, op_wise={})
             warnings += _unoffered_limit_warnings(space, limits.model_wise)
-        return space.constrained(limits), tuple(warnings)
+        return space.apply_constraints(limits), tuple(warnings)
 
 
 def _make_lenient(limits: Constraints) -> Constraints:
@@ -262,13 +262,13 @@ def _unoffered_limit_warnings(space: _Constrainable, limit: OpConstraint) -> Ite
         ignored = Counter(
             name
             for capability in space.capabilities.values()
-            for name in limit.unoffered(capability.configs)[tensor]
+            for name in limit.find_unmet_limits(capability.configs)[tensor]
         )
         for name, count in ignored.items():
             values = " or ".join(getattr(getattr(limit, tensor), name))
             yield (
-                f"model_wise {tensor}.{name} is ignored for {counted(count, 'op')}, which cannot "
-                f"run with {values} here"
+                f"model_wise {tensor}.{name} is ignored for {format_count(count, 'op')}, which "
+                f"cannot run with {values} here"
             )
 
 
@@ -295,7 +295,7 @@ def _locating_constraint_errors(source: Source) -> Iterator[None]:
         yield
     except UnknownOperatorError as error:
         written = (name for name in _SECTIONS if (name, *error.keys) in source.lines)
-        with source.at((next(written, _SECTIONS[0]),)):
+        with source.locate_errors((next(written, _SECTIONS[0]),)):
             raise
 
 
@@ -308,7 +308,7 @@ def gather_amp(
         ConfigurationError: an option is invalid.
     """
     sources = {"amp.{option}": given, "mixed_precision.{option}": configured}
-    return settle(sources, users_environment())
+    return merge_options(sources, restore_users_environment())
 
 
 def with_data_type(
@@ -359,7 +359,7 @@ def edit_lists(
         UnknownOperatorError: an edit names an op type that the framework lacks.
         ConfigurationError: an edit contradicts the lists.
     """
-    edits, warnings = known_edits(amp.edits, adaptor.framework, adaptor.op_types)
+    edits, warnings = keep_known_edits(amp.edits, adaptor.framework, adaptor.op_types)
     used = [p for p in precisions if p.is_16_bit]
     if edits and not used:
         warnings = (
@@ -368,13 +368,13 @@ def edit_lists(
         )
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
     originals = [lists[p] for p in used]
-    edited = {p: lists[p].edited(_relevant_edits(lists[p], edits, originals)) for p in used}
+    edited = {p: lists[p].edited(_list_relevant_edits(lists[p], edits, originals)) for p in used}
     if amp.infer_as_deny:
         edited = {p: four_lists.denying_infer() for p, four_lists in edited.items()}
     return lists | edited, warnings
 
 
-def _relevant_edits(
+def _list_relevant_edits(
     lists: FourLists, edits: tuple[ListEdit, ...], used: list[FourLists]
 ) -> list[ListEdit]:
     """Return the edits, without removals that match only the lists of another precision."""

@@ -15,7 +15,7 @@ from neural_mp.core.graph import Op
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
-from neural_mp.space import ResolvedPlan, TuningSpace, why_int8, without_non_finite
+from neural_mp.space import ResolvedPlan, TuningSpace, explain_int8_choice, without_non_finite
 from neural_mp.space.resolution import BY_PLAN
 
 #: Reason without a plan, in place of `BY_PLAN`.
@@ -110,7 +110,7 @@ def explain_op(
     parsed, observations = load_plan_file(plan) if isinstance(plan, str | Path) else (plan, None)
     if observations is not None:
         space = without_non_finite(space, observations.non_finite)
-    ops = [space.graph[name] for name in space.matching(op, "the op argument")]
+    ops = [space.graph[name] for name in space.match_ops(op, "the op argument")]
     node = next((op for op in ops if op in space.contractions), ops[0])
     explanations = {p: _explain_precision(space, node.name, p, parsed) for p in precisions}
     return node, {
@@ -138,7 +138,7 @@ def _explain_precision(
         why = paint.reason if plan is not None else paint.reason.replace(BY_PLAN, _WITHOUT_PLAN)
         runs_in = precision if paint.colour is Colour.ALLOWED else Precision.FP32
         return Explanation(paint.list, runs_in, why)
-    reason = why_int8(space.graph, space.capabilities, resolved.plan, resolved.flow, op)
+    reason = explain_int8_choice(space.graph, space.capabilities, resolved.plan, resolved.flow, op)
     if plan is None:
         reason = reason.replace(BY_PLAN, _WITHOUT_PLAN)
     return Explanation(None, resolved.effective[op], reason)

@@ -89,11 +89,11 @@ def explain_widths(
     chooser = "search" if report is not None else "" if parsed is None else "plan"
     noise = {} if figures is None else figures.sqnr_db.get(node.name, {})
     current = resolved.plan.get(node.name, FP32)
-    return node, _Explainer(profile, space, node, current, chooser, noise).rows()
+    return node, _Explainer(profile, space, node, current, chooser, noise).explain_widths()
 
 
 def _find_op(space: TuningSpace, pattern: str) -> Op:
-    names = space.matching(pattern, "the op argument")
+    names = space.match_ops(pattern, "the op argument")
     weighted = (n for n in names if any(c.weight for c in space.capabilities[n].configs))
     return space.graph[next(weighted, names[0])]
 
@@ -115,10 +115,12 @@ class _Explainer:
     chooser: str
     noise: Mapping[str, float]
 
-    def rows(self) -> dict[str, WidthExplanation]:
+    def explain_widths(self) -> dict[str, WidthExplanation]:
         """Return the widths of the target, and `float` → explanation."""
         capability = self.space.capabilities[self.op.name]
-        offered = [widths for c in capability.configs if (widths := Widths.of(c)) is not None]
+        offered = [
+            widths for c in capability.configs if (widths := Widths.from_config(c)) is not None
+        ]
         kinds = offered or self.profile.widths_of(self.op.type)
         has_weight = any(widths.weight_bits for widths in kinds)
         levels = [*(widths.value for widths in offered), FLOAT]
@@ -126,17 +128,19 @@ class _Explainer:
         for widths in self.profile.widths_of_kind(has_weight):
             refusal = capability.reasons.get(widths.precision)
             if widths in offered:
-                explanation = self._offered(widths.value, levels)
+                explanation = self._explain_offered(widths.value, levels)
             elif refusal in FOLLOWING:
                 explanation = WidthExplanation(Decision.FOLLOWS, refusal)
             else:
                 unknown = f"{self.profile.title} does not compute {self.op.type} in {widths}"
                 explanation = WidthExplanation(Decision.NOT_OFFERED, refusal or unknown)
             rows[widths.value] = explanation
-        in_float = self._offered(FLOAT, levels) if offered else self._only_float(rows)
+        in_float = (
+            self._explain_offered(FLOAT, levels) if offered else self._explain_float_only(rows)
+        )
         return {**rows, FLOAT: in_float}
 
-    def _only_float(self, rows: Mapping[str, WidthExplanation]) -> WidthExplanation:
+    def _explain_float_only(self, rows: Mapping[str, WidthExplanation]) -> WidthExplanation:
         """Explain the float row of an op that has no width of its own."""
         following = [row for row in rows.values() if row.decision is Decision.FOLLOWS]
         if following:
@@ -147,11 +151,11 @@ class _Explainer:
             )
         return WidthExplanation(Decision.RUNS, "no width is offered")
 
-    def _offered(self, row: str, levels: Sequence[str]) -> WidthExplanation:
+    def _explain_offered(self, row: str, levels: Sequence[str]) -> WidthExplanation:
         """Explain one of the `levels` that a plan may choose, the narrowest first."""
-        sqnr, chosen = self.noise.get(row), str(Widths.of(self.current) or FLOAT)
+        sqnr, chosen = self.noise.get(row), str(Widths.from_config(self.current) or FLOAT)
         if row != chosen:
-            return WidthExplanation(Decision.OFFERED, self._other_reason(row, chosen), sqnr)
+            return WidthExplanation(Decision.OFFERED, self._explain_other_width(row, chosen), sqnr)
         if row == levels[0]:
             reason = "the narrowest width offered"
             reason += "" if self.chooser else "; no plan was given"
@@ -160,18 +164,18 @@ class _Explainer:
         reason = f"widened by the {self.chooser}"
         if narrower in self.noise:
             loss = f"the outputs of the model lose to {self.noise[narrower]:.1f} dB"
-            reason += f": in {narrower} {loss} by its {_quantized_parts(narrower)} alone"
+            reason += f": in {narrower} {loss} by its {_name_quantized_parts(narrower)} alone"
         return WidthExplanation(Decision.RUNS, reason, sqnr)
 
-    def _other_reason(self, row: str, chosen: str) -> str:
+    def _explain_other_width(self, row: str, chosen: str) -> str:
         if not self.chooser:
             return f"for a search that misses its target in {chosen}"
         reason = f"the {self.chooser} has {chosen}"
         if row not in self.noise:
             return reason
         outputs = f"the outputs of the model have {self.noise[row]:.1f} dB"
-        return f"{reason}; with its {_quantized_parts(row)} alone in {row}, {outputs}"
+        return f"{reason}; with its {_name_quantized_parts(row)} alone in {row}, {outputs}"
 
 
-def _quantized_parts(widths: str) -> str:
+def _name_quantized_parts(widths: str) -> str:
     return "tensors and weight" if Widths(widths).weight_bits else "tensors"

@@ -77,7 +77,7 @@ def quantize_(
         ConfigurationError: the configuration is unknown.
         CaptureError: the module runs no dense layer.
     """
-    limit = _torchao_constraint(config)
+    limit = _parse_torchao_config(config)
     if limit is None:
         raise ConfigurationError(
             f"config must be a configuration of torchao, got {type(config).__name__}"
@@ -99,27 +99,27 @@ def quantize_(
             model.set_submodule(op, result.model.get_submodule(op))
 
 
-def constraint_of(config: object) -> OpConstraint | None:
+def parse_foreign_config(config: object) -> OpConstraint | None:
     """Return the constraint that a configuration means; None if it is of neither tool.
 
     Raises:
         ConfigurationError: a value of the configuration is not supported.
     """
-    return _torchao_constraint(config) or _transformers_constraint(config)
+    return _parse_torchao_config(config) or _parse_transformers_config(config)
 
 
-def _torchao_constraint(config: object) -> OpConstraint | None:
+def _parse_torchao_config(config: object) -> OpConstraint | None:
     # TorchAoConfig of transformers holds a configuration of torchao, or its name.
     inner = getattr(config, "quant_type", None)
     if type(config).__name__ == "TorchAoConfig" and inner is not None:
-        return _torchao_constraint(inner)
+        return _parse_torchao_config(inner)
     parser = _KINDS.get(type(config).__name__)
     return None if parser is None else parser(config)
 
 
 def _parse_int4_config(config: Int4WeightOnlyConfig) -> OpConstraint:
     hqq = "hqq" in str(getattr(config, "int4_choose_qparams_algorithm", "")).lower()
-    return grouped_limit(
+    return make_grouped_limit(
         Precision.INT4, config.group_size, Scheme.ASYMMETRIC, "hqq" if hqq else "rtn"
     )
 
@@ -145,10 +145,10 @@ def _parse_intx_config(config: IntxWeightOnlyConfig) -> OpConstraint:
     if int(bits) == 8:
         return OpConstraint((Precision.INT8,), approaches=(Approach.WEIGHT_ONLY,))
     size = getattr(config.granularity, "group_size", 32)
-    return grouped_limit(INTEGERS[int(bits)], size, scheme, "rtn")
+    return make_grouped_limit(INTEGERS[int(bits)], size, scheme, "rtn")
 
 
-def grouped_limit(
+def make_grouped_limit(
     precision: Precision, size: int | None, scheme: Scheme, rounding: str
 ) -> OpConstraint:
     """Return the constraint of weights in groups; a size of None allows any."""
@@ -173,7 +173,7 @@ _KINDS: dict[str, Callable[[Any], OpConstraint]] = {
 }
 
 
-def _transformers_constraint(config: Any) -> OpConstraint | None:
+def _parse_transformers_config(config: Any) -> OpConstraint | None:
     method = getattr(config, "quant_method", None)
     name = str(getattr(method, "value", method))
     if name == "compressed-tensors":
@@ -185,38 +185,42 @@ def _transformers_constraint(config: Any) -> OpConstraint | None:
     else:
         return None
     kind = type(config).__name__
-    return _weight_constraint(config.bits, config.group_size, symmetric, name, kind)
+    return _make_weight_constraint(config.bits, config.group_size, symmetric, name, kind)
 
 
 def _parse_compressed_config(config: object) -> OpConstraint:
     scheme = getattr(config, "quantization_config", None) or config
     groups = list((getattr(scheme, "config_groups", None) or {}).values())
-    forms = [_field_value(group, "weights") for group in groups]
+    forms = [_get_field_value(group, "weights") for group in groups]
     if len(forms) != 1 or forms[0] is None:
         raise ConfigurationError(
             f"CompressedTensorsConfig must have one group with weights, got {len(groups)} groups; "
             f"set op_wise or optype_wise for others"
         )
-    if _field_value(groups[0], "input_activations") is not None:
+    if _get_field_value(groups[0], "input_activations") is not None:
         raise ConfigurationError(
             "input_activations of CompressedTensorsConfig must be None, got a form; set approach = "
             "'dynamic' for INT8 with ranges computed on every run"
         )
     (form,) = forms
-    symmetric = bool(_field_value(form, "symmetric", True))
+    symmetric = bool(_get_field_value(form, "symmetric", True))
     name = type(config).__name__
-    return _weight_constraint(
-        _field_value(form, "num_bits", 8), _field_value(form, "group_size"), symmetric, "rtn", name
+    return _make_weight_constraint(
+        _get_field_value(form, "num_bits", 8),
+        _get_field_value(form, "group_size"),
+        symmetric,
+        "rtn",
+        name,
     )
 
 
-def _field_value(holder: object, name: str, otherwise: object = None) -> Any:
+def _get_field_value(holder: object, name: str, otherwise: object = None) -> Any:
     if isinstance(holder, Mapping):
         return holder.get(name, otherwise)
     return getattr(holder, name, otherwise)
 
 
-def _weight_constraint(
+def _make_weight_constraint(
     bits: int, size: int | None, symmetric: bool, rounding: str, name: str
 ) -> OpConstraint:
     if bits not in INTEGERS:
@@ -226,4 +230,6 @@ def _weight_constraint(
     if bits == 8:
         return OpConstraint((Precision.INT8,), approaches=(Approach.WEIGHT_ONLY,))
     scheme = Scheme.SYMMETRIC if symmetric else Scheme.ASYMMETRIC
-    return grouped_limit(INTEGERS[bits], None if size in (None, -1) else size, scheme, rounding)
+    return make_grouped_limit(
+        INTEGERS[bits], None if size in (None, -1) else size, scheme, rounding
+    )

@@ -15,7 +15,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
 from neural_mp.config import load_settings
 from neural_mp.data.datasets import csv_dataset
-from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.data.numpy_files import iterate_plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.calibration_batches import limit_samples
@@ -38,14 +38,14 @@ _ARRAYS, _TABLE, TUNING_FILES = (".npy", ".npz"), ".csv", (".yaml", ".yml")
 _Arrays = Array | dict[str, Array]
 
 
-def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
+def read_first_inputs(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
     """Return the inputs of the first batch, to load models without example inputs."""
     if validate_option("data", file_path, data).suffix in TUNING_FILES:
         return _tuning_file_batches(Path(data), trust).first_inputs
     return _read_samples(_read_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
 
 
-def inputs_of(
+def iterate_file_inputs(
     data: str | Path | None,
     model: AnyModel,
     batch_size: int | None,
@@ -68,7 +68,7 @@ def inputs_of(
     return Batches(_build_input_reader(data, size, samples, trust), str(data))
 
 
-def batches_of(
+def read_file_batches(
     data: str | Path, batch_size: int | None, samples: int, trust: Iterable[str] = ()
 ) -> list[tuple[Any, None]]:
     """Return the inputs in a file as pairs of inputs and None, before a model is loaded."""
@@ -82,14 +82,16 @@ def _build_input_reader(
     path = validate_option("data", file_path, data)
     if path.suffix in TUNING_FILES:
         loader = _tuning_file_batches(path, trust)
-        return lambda: limit_samples(loader.inputs(), samples)
-    return partial(_equal_batches, _read_arrays(path), size, samples)
+        return lambda: limit_samples(loader.iterate_inputs(), samples)
+    return partial(_iterate_equal_batches, _read_arrays(path), size, samples)
 
 
 def _tuning_file_batches(path: Path, trust: Iterable[str]) -> Batches:
     if not path.is_file():
         raise DataError(f"there is no tuning file {str(path)!r}")
-    return Batches(config_objects.any_loader(load_settings(path, trust=trust), path), str(path))
+    return Batches(
+        config_objects.build_any_loader(load_settings(path, trust=trust), path), str(path)
+    )
 
 
 def _read_arrays(path: Path) -> _Arrays:
@@ -100,7 +102,7 @@ def _read_arrays(path: Path) -> _Arrays:
         raise DataError(f"data must be a file with one of the suffixes {types}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")
-    with plain_arrays(path, mapped=True) as loaded:
+    with iterate_plain_arrays(path, mapped=True) as loaded:
         arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     if isinstance(arrays, Mapping) and (len(arrays) == 1 or set(arrays) <= {"inputs", *NAMES}):
         arrays = arrays.get("inputs", next(iter(arrays.values()), np.zeros(0)))
@@ -123,7 +125,7 @@ def _read_samples(arrays: _Arrays, start: int, stop: int) -> Any:
     return np.array(arrays[start:stop])
 
 
-def _equal_batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
+def _iterate_equal_batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
     """Yield batches of equal size, as some models require; if samples are few, one batch."""
     first = next(iter(arrays.values())) if isinstance(arrays, dict) else arrays
     count = min(len(first), samples)
@@ -131,7 +133,7 @@ def _equal_batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
         yield _read_samples(arrays, start, min(start + size, count))
 
 
-def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
+def make_random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
     """Return example inputs for shapes like `2,3,224,224` or `int64:2,128`; None without shapes.
 
     Floats are drawn from 0…1, integers are zeros (an index that is always valid).
@@ -168,7 +170,7 @@ class CalibrationInputs:
         self._most = validate_option("samples", optional(integer_between(1)), samples)
         self._batches: list[Any] = []
 
-    def add(self, inputs: Any) -> None:
+    def add_call(self, inputs: Any) -> None:
         """Add the inputs of one call."""
         if self._most is None or self.samples < self._most:
             self._batches.append(inputs)
@@ -214,5 +216,5 @@ def calibration(
     """
     adaptor = adaptor_for(model, framework)
     inputs = CalibrationInputs(samples)
-    with adaptor.record_calls(model, inputs.add):
+    with adaptor.record_calls(model, inputs.add_call):
         yield inputs

@@ -15,25 +15,25 @@ from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp, with_data_type
 from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no_data
-from neural_mp.api.portability import hardware_for, idle_precisions, without_kernels
+from neural_mp.api.portability import find_target_hardware, warn_idle_precisions, without_kernels
 from neural_mp.api.runtime_comparison import HintSearch
 from neural_mp.api.runtimes import RuntimeOptions
 from neural_mp.api.targets import (
     TargetLoader,
     check_ignored,
-    integer_precisions,
+    choose_integer_precisions,
+    compute_target_fingerprint,
     model_for_target,
     profile_of,
-    target_fingerprint,
 )
 from neural_mp.api.user_metrics import (
     MetricSet,
     build_aggregation,
+    format_metric_label,
     gather_metrics,
-    metric_label,
-    metric_words,
-    replaced_metric,
+    qualify_metric_name,
     resolve_direction,
+    warn_replaced_metric,
 )
 from neural_mp.config import Options, Settings
 from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
@@ -44,10 +44,10 @@ from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Objective, i
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.files import writable_folder
+from neural_mp.io.files import create_writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
-from neural_mp.runs.fingerprint import in_detail, machine_key
-from neural_mp.runs.history import History, compared_runtimes, storage_url
+from neural_mp.runs.fingerprint import describe_machine_key, in_detail
+from neural_mp.runs.history import History, get_storage_url, read_compared_runtimes
 from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
@@ -56,14 +56,14 @@ from neural_mp.targets.profile import TargetProfile
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch
 from neural_mp.tuning.evaluation.calibration_batches import Calibration, sample_words
 from neural_mp.tuning.evaluation.evaluator import Evaluator
-from neural_mp.tuning.executors import executor_named, read_workers
+from neural_mp.tuning.executors import get_executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import Contention, Measurement
 from neural_mp.tuning.size_limit import SizeLimit
 
 
-def model_name(model: object) -> str:
+def make_model_name(model: object) -> str:
     """Return the display name of a model: the file name, or the class of the object."""
     if isinstance(model, str | Path):
         return Path(model).name
@@ -112,13 +112,14 @@ def cache_of(options: Options, model: AnyModel, target: TargetProfile | None = N
     folder = _cache_folder(options)
     if folder is None:
         return NO_CACHE
-    rules = target_fingerprint(target)
+    rules = compute_target_fingerprint(target)
     return FileCache(
-        folder, {"model": model.fingerprint, **rules, **machine_key(model.adaptor.packages)}
+        folder,
+        {"model": model.fingerprint, **rules, **describe_machine_key(model.adaptor.packages)},
     )
 
 
-def correction_options(options: Options) -> CorrectionOptions:
+def make_correction_options(options: Options) -> CorrectionOptions:
     """Return the options of corrections of weights; finished blocks are kept in the cache."""
     folder = _cache_folder(options)
     learning = LearnOptions(options.rounding_steps, int(options.random_seed))
@@ -134,7 +135,9 @@ def _cache_folder(options: Options) -> Path | None:
     return Path(workspace) / CACHE_FOLDER
 
 
-def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int | None:
+def count_concurrent_streams(
+    settings: Settings, objective: str | Mapping[str, float]
+) -> int | None:
     """Return the number of concurrent callers; None if latency is measured."""
     if not is_throughput(objective):
         return None
@@ -142,7 +145,7 @@ def streams_of(settings: Settings, objective: str | Mapping[str, float]) -> int 
     return performance.streams or performance.cores_per_instance or machine.detect().cores
 
 
-def limits_of(options: Options) -> EffortLimits:
+def make_effort_limits(options: Options) -> EffortLimits:
     """Return the limits of the effort; without a limit of the run if the effort is not set.
 
     A time limit replaces that of the effort `normal`.
@@ -153,7 +156,7 @@ def limits_of(options: Options) -> EffortLimits:
     return limits if options.is_set("effort") and not has_timeout else limits.without_bound()
 
 
-def measurement_of(
+def choose_measurement_data(
     settings: Settings,
     objective: str | Mapping[str, float],
     min_speedup: float,
@@ -170,7 +173,7 @@ def measurement_of(
             which a workload requires.
     """
     performance = settings.evaluation.performance
-    loader = config_objects.loader(settings, config_objects.PERFORMANCE)
+    loader = config_objects.build_loader(settings, config_objects.PERFORMANCE)
     if loader is not None:
         data = Batches(loader, "performance.dataloader").tried_on(model)
     if workload is not None and not model.layer_shapes:
@@ -185,7 +188,7 @@ def measurement_of(
         performance.iteration,
         threads=performance.cores_per_instance,
         min_speedup=float(min_speedup),
-        streams=streams_of(settings, objective),
+        streams=count_concurrent_streams(settings, objective),
         workload=workload,
     )
 
@@ -205,53 +208,55 @@ class JobBuilder:
     log: RunLog
 
     @property
-    def explicit(self) -> tuple[Precision, ...] | None:
+    def explicit_precisions(self) -> tuple[Precision, ...] | None:
         """Precisions set by the user, in Python or in the file; None if unset."""
         return self.options.precisions if self.options.is_set("precisions") else None
 
     @cached_property
-    def target(self) -> TargetProfile | None:
+    def target_profile(self) -> TargetProfile | None:
         """The profile of an accelerator; None for a CPU."""
         return profile_of(self.options.target)
 
-    def job(self) -> tuple[TuningJob, Path | None]:
+    def build_job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
         options, log = self.options, self.log
         check_options(options)
-        target = self.target
+        target = self.target_profile
         if target is not None:
             check_ignored(options)
         cpu = options.target if target is None else machine.HOST_TARGET
-        strategy = config_objects.strategy(self.settings, self._strategy_name())
+        strategy = config_objects.build_strategy(self.settings, self._choose_strategy_name())
         host = options.hardware or machine.detect()
         amp = gather_amp(options.amp, self.settings.amp)
-        log_folder = writable_folder(amp.log_path)
+        log_folder = create_writable_folder(amp.log_path)
         if target is None:
-            precisions = self._usable_precisions(host.for_target(cpu), amp)
+            precisions = self._choose_usable_precisions(host.for_target(cpu), amp)
         else:
-            precisions = integer_precisions(target, self.explicit)
+            precisions = choose_integer_precisions(target, self.explicit_precisions)
         evaluation, calibration = self._select_batches()
         metrics = gather_metrics(options.metric, self.settings, evaluation, options.eval_func)
-        criterion = self._directed_criterion(metrics)
+        criterion = self._direct_accuracy_criterion(metrics)
         load, loaded = self._load_model(calibration, labelled=calibration is evaluation)
-        noted = (*loaded.warnings, *replaced_metric(options.metric, options.eval_func))
-        loaded = loaded.for_streams(streams_of(self.settings, options.objective))
+        noted = (*loaded.warnings, *warn_replaced_metric(options.metric, options.eval_func))
+        loaded = loaded.prepare_for_streams(
+            count_concurrent_streams(self.settings, options.objective)
+        )
 
         contention = Contention()  # of the choice of the runtime, too
 
         def build_measurement(model: AnyModel) -> Measurement:
             data, goals = evaluation or calibration, (options.objective, options.min_speedup)
-            workload = Workload.parse(options.workload)
-            measurement = measurement_of(self.settings, *goals, model, data, workload)
+            workload = Workload.from_value(options.workload)
+            measurement = choose_measurement_data(self.settings, *goals, model, data, workload)
             if target is not None:
                 measurement = replace(measurement, objectives={Objective.TARGET: 1.0})
-            return replace(measurement, contention=contention, limits=limits_of(options))
+            return replace(measurement, contention=contention, limits=make_effort_limits(options))
 
         evaluator = self._build_evaluator(evaluation, metrics)
         fingerprint = partial(
             self._run_fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
         )
-        url = partial(storage_url, options.workspace, options.storage)
+        url = partial(get_storage_url, options.workspace, options.storage)
         runtime = RuntimeOptions(
             options.runtime if target is None else SOURCE_RUNTIME,
             load,
@@ -264,18 +269,18 @@ class JobBuilder:
             strategy,
         )
         sampled = self._build_calibration(calibration)
-        chosen = runtime.chosen(
+        chosen = runtime.choose_runtime(
             sampled,
             lambda: build_measurement(loaded),
-            lambda: compared_runtimes(url(), fingerprint()) if options.resume else (),
+            lambda: read_compared_runtimes(url(), fingerprint()) if options.resume else (),
         )
         hint = self._build_hint_search(loaded, build_measurement)
         load, loaded = chosen.load, chosen.model
         if target is not None:
             loaded = model_for_target(loaded, target)
             load = TargetLoader(load, options.target)
-        hardware, notes = hardware_for(cpu, host, loaded.adaptor)
-        notes = (*notes, *(() if calibration is None else calibration.assumed))
+        hardware, notes = find_target_hardware(cpu, host, loaded.adaptor)
+        notes = (*notes, *(() if calibration is None else calibration.assumption_notes))
         log.warnings += dict.fromkeys((*noted, *loaded.warnings, *chosen.warnings, *notes))
         if options.approach in (None, Approach.STATIC):
             precisions, notes = without_int8_if_no_data(precisions, calibration)
@@ -286,7 +291,9 @@ class JobBuilder:
         }
         job = TuningJob(
             model=loaded.in_space(
-                space, None if sampled is None else sampled.inputs, correction_options(options)
+                space,
+                None if sampled is None else sampled.iterate_inputs,
+                make_correction_options(options),
             ),
             load=load,
             strategy=strategy,
@@ -306,10 +313,10 @@ class JobBuilder:
                 early_stopping=options.early_stopping,
                 size_limit=SizeLimit(options.max_bytes, options.max_bits),
             ),
-            amp=amp.words(),
+            amp=amp.describe_options(),
             cache=cache_of(options, loaded, target),
             description=RunDescription(
-                model_name(options.model), describe_settings(options, self.settings), hardware
+                make_model_name(options.model), describe_settings(options, self.settings), hardware
             ),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,
@@ -318,21 +325,21 @@ class JobBuilder:
         )
         return job, log_folder
 
-    def _strategy_name(self) -> str:
+    def _choose_strategy_name(self) -> str:
         """Return the strategy of the options; by default, the one that suits the target."""
-        is_set = self.target is None or self.options.is_set("strategy")
+        is_set = self.target_profile is None or self.options.is_set("strategy")
         return self.options.strategy if is_set else Widening.name
 
     def _build_evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
         eval_func = self.options.eval_func
-        label = metric_label(metrics, eval_func)
-        postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
+        label = format_metric_label(metrics, eval_func)
+        postprocess = self.options.postprocess or config_objects.build_postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
-        evaluator.on_batch, evaluator.warn = self.log.step, self.log.warn_once
+        evaluator.on_batch, evaluator.warn = self.log.report_step, self.log.warn_once
         evaluator.aggregation = build_aggregation(metrics, self.options.accuracy_criterion)
         return evaluator
 
-    def _directed_criterion(self, metrics: MetricSet) -> AccuracyCriterion:
+    def _direct_accuracy_criterion(self, metrics: MetricSet) -> AccuracyCriterion:
         if self.options.exit_policy.performance_only:
             return self.options.accuracy_criterion
         named = self.settings.evaluation.metrics if self.options.metric is None else ()
@@ -340,31 +347,36 @@ class JobBuilder:
             self.options.accuracy_criterion, metrics, self.options.eval_func, named
         )
 
-    def _usable_precisions(
+    def _choose_usable_precisions(
         self, hardware: machine.Hardware, amp: AmpSettings
     ) -> tuple[Precision, ...]:
         if self.settings.device != "cpu":
-            self.log.warn(f"device must be 'cpu', got {self.settings.device!r}; the CPU is used")
-        requested, notes = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
+            self.log.add_warning(
+                f"device must be 'cpu', got {self.settings.device!r}; the CPU is used"
+            )
+        requested, notes = with_data_type(self.explicit_precisions, DEFAULT_PRECISIONS, amp)
         usable, messages = machine.require_any(hardware, requested)
-        self.log.warnings += (*notes, *(messages if self.explicit or amp.switched_on else ()))
+        self.log.warnings += (
+            *notes,
+            *(messages if self.explicit_precisions or amp.switched_on else ()),
+        )
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:
-                self.log.warn(f"{precision} is emulated on this machine: {support.reason}")
+                self.log.add_warning(f"{precision} is emulated on this machine: {support.reason}")
         return usable
 
     def _select_batches(self) -> tuple[Batches | None, Batches | None]:
         """Return evaluation and calibration batches; by default, the latter are the former."""
         evaluation, loader = None, self.options.eval_dataloader
         if loader is None:
-            loader = config_objects.loader(self.settings, config_objects.ACCURACY)
+            loader = config_objects.build_loader(self.settings, config_objects.ACCURACY)
         if loader is not None:
             limit, key = self.options.max_batches, self.options.label_key
             evaluation = Batches(loader, "eval_dataloader", limit, key)
         loader = self.options.calib_dataloader
         if loader is None:
-            loader = config_objects.loader(self.settings, config_objects.CALIBRATION)
+            loader = config_objects.build_loader(self.settings, config_objects.CALIBRATION)
         if loader is None:
             return evaluation, evaluation
         return evaluation, Batches(loader, "calib_dataloader", label_key=self.options.label_key)
@@ -390,7 +402,7 @@ class JobBuilder:
         ) -> Callable[[], AnyModel]:
             return partial(
                 load_source,
-                config_objects.model(self.settings, self.options.model),
+                config_objects.build_model(self.settings, self.options.model),
                 self.options.framework,
                 inputs,
                 outputs=self.options.outputs,
@@ -402,21 +414,21 @@ class JobBuilder:
         def load_for_batch(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
             load = build_loader(first)
             loaded = load()
-            if batches.ambiguous and hides_batch:
-                with batches.blamed():
+            if batches.is_ambiguous and hides_batch:
+                with batches.blame_batch():
                     loaded(first.inputs)
             return load, loaded
 
         if calibration is None:
             load = build_loader(None)
             return load, load()
-        batches, spec = calibration, InputSpec.read(default, None, None)
+        batches, spec = calibration, InputSpec.from_arguments(default, None, None)
         # With example inputs from the user, loading does not depend on the batch.
         hides_batch = not labelled and spec.example is not None
-        bound = batches.bound(load_for_batch, labelled)
+        bound = batches.choose_reading(load_for_batch, labelled)
         if spec.names or spec.shapes is not None:
             return bound
-        return for_all_sizes(*bound, batches, partial(build_loader, batches.first))
+        return for_all_sizes(*bound, batches, partial(build_loader, batches.first_batch))
 
     def _build_tuning_space(
         self,
@@ -433,14 +445,14 @@ class JobBuilder:
             space = replace(space, lists=lists)
         space = apply_force_all(space, amp).restricted_to(precisions)
         self.log.warnings += notes
-        space, notes = runtime.constrained(model, space)
+        space, notes = runtime.apply_constraints(model, space)
         self.log.warnings += notes
         if self.options.approach is not None:
             space = space.with_int8([Approach(self.options.approach)])
         space = space.suited_to(parse_objectives(self.options.objective))
         space, removed = self._remove_slow_precisions(space, hardware, amp, adaptor.framework)
         precisions = tuple(precision for precision in precisions if precision not in removed)
-        self.log.warnings += idle_precisions(space, hardware, precisions)
+        self.log.warnings += warn_idle_precisions(space, hardware, precisions)
         return space, precisions
 
     def _remove_slow_precisions(
@@ -451,19 +463,23 @@ class JobBuilder:
         retained = hardware.forced if self._needs_16_bit_speedup() else frozenset(Precision)
         remaining = space.without_emulated(retained)
         removed = frozenset(able) - frozenset(remaining.usable_precisions)
-        explicit = self.explicit is not None or amp != AmpSettings()
+        explicit = self.explicit_precisions is not None or amp != AmpSettings()
         for precision in filter(removed.__contains__, able if explicit else ()):
-            self.log.warn(
+            self.log.add_warning(
                 f"{framework} has no {precision} kernels here that reduce latency; continuing "
                 f"without {precision}; set {machine.FORCE_VARIABLES[precision]}=1 to emulate it"
             )
         for precision in without_kernels(remaining, hardware):
-            self.log.warn(f"{framework} has no {precision} kernels here: {precision} is emulated")
+            self.log.add_warning(
+                f"{framework} has no {precision} kernels here: {precision} is emulated"
+            )
         return remaining, removed
 
     def _needs_16_bit_speedup(self) -> bool:
         """Whether 16 bits must gain speed: for latency alone, unless only 16 bits are searched."""
-        only_16_bit = self.explicit is not None and Precision.INT8 not in self.explicit
+        only_16_bit = (
+            self.explicit_precisions is not None and Precision.INT8 not in self.explicit_precisions
+        )
         painted = self.options.strategy == AutoMixedPrecision.name
         return is_latency_only(parse_objectives(self.options.objective)) and not (
             only_16_bit or painted
@@ -475,9 +491,9 @@ class JobBuilder:
         """Return the search for a faster runtime; None if not wanted."""
         options = self.options
         enabled = options.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
-        if not enabled or read_workers(options.workers).several:
+        if not enabled or read_workers(options.workers).uses_processes:
             return None
-        return HintSearch(source, measured(source), cache_of(options, source, self.target))
+        return HintSearch(source, measured(source), cache_of(options, source, self.target_profile))
 
     def _run_fingerprint(
         self,
@@ -490,23 +506,23 @@ class JobBuilder:
         """Return the fingerprint of the run; `model` is that of the source."""
         options, evaluation = self.options, evaluator.batches
         runtime = options.runtime
-        streams = streams_of(self.settings, options.objective)
-        workload = Workload.parse(options.workload)
+        streams = count_concurrent_streams(self.settings, options.objective)
+        workload = Workload.from_value(options.workload)
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
-            **target_fingerprint(self.target),
+            **compute_target_fingerprint(self.target_profile),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
             **({} if workload is None else {"workload": str(workload)}),
-            "data": evaluation.fingerprint() if evaluation is not None else "none",
+            "data": evaluation.data_fingerprint() if evaluation is not None else "none",
             "calibration": f"{sample_words(options.sampling_size, options.calibration_seed)} "
             + "samples of "
             + (
                 "the same data"
                 if calibration is None or calibration is evaluation
-                else calibration.fingerprint()
+                else calibration.data_fingerprint()
             ),
-            "metric": metric_words(evaluator.metrics, evaluator.eval_func),
+            "metric": qualify_metric_name(evaluator.metrics, evaluator.eval_func),
             "criterion": str(criterion),
             "four lists": "; ".join(amp.list_words()) or "as they come",
             **in_detail(
@@ -524,8 +540,8 @@ def check_options(options: Options) -> None:
     """
     if options.model is None:
         raise ConfigurationError("model must be set; set converter.model, or model.name in YAML")
-    options.check()
+    options.check_options()
     SizeLimit(options.max_bytes, options.max_bits)
     workers = read_workers(options.workers)
-    if workers.several:
-        executor_named(workers.engine).check(workers)
+    if workers.uses_processes:
+        get_executor_named(workers.engine).check(workers)

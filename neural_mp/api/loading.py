@@ -23,7 +23,7 @@ from neural_mp.errors import (
 from neural_mp.io.files import require_regular_file
 from neural_mp.io.limits import trusting
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch, name_loader
-from neural_mp.util.open_axes import Shapes, differing
+from neural_mp.util.open_axes import Shapes, find_differing_axes
 from neural_mp.util.validators import file_path, validate_option
 
 #: Number of batches compared for different sizes.
@@ -46,12 +46,12 @@ def for_all_sizes(
     """
     if not loaded.adaptor.frees_axes:
         return load, loaded
-    difference = differing(islice(batches.inputs(), MAX_BATCHES_COMPARED))
+    difference = find_differing_axes(islice(batches.iterate_inputs(), MAX_BATCHES_COMPARED))
     if difference is None:
         return load, loaded
     shapes, unlike = difference
     try:
-        with batches.blamed():
+        with batches.blame_batch():
             loaded(unlike)
     except (ConversionError, DataError):
         again = opened(shapes)
@@ -59,7 +59,7 @@ def for_all_sizes(
         return load, loaded
     try:
         free = again()
-        with batches.blamed():
+        with batches.blame_batch():
             free(unlike)
     except ConfigurationError:
         # The axes of such a model stay fixed; a batch of another size raises an error later.

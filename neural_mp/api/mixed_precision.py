@@ -17,9 +17,12 @@ from neural_mp.config import Options, Settings, load_settings, settings_from, tr
 from neural_mp.config.options import OPTIONS
 from neural_mp.errors import ConfigurationError
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.tuning.listener import Listener, RunLog
-from neural_mp.tuning.measurement.sensitivity import SensitivityReport, measured_sensitivities
+from neural_mp.tuning.measurement.sensitivity import (
+    SensitivityReport,
+    measure_decision_sensitivities,
+)
 from neural_mp.tuning.tuner import tune
 from neural_mp.util.user_calls import ReraiseUserErrors
 
@@ -81,21 +84,21 @@ class MixedPrecision(Options):
         Raises:
             NeuralMPError: as for `fit`.
         """
-        log = RunLog(self._checked_listener())
-        with log.loading():
-            job, _ = self._preparation(log).job()
-        return measured_sensitivities(job, log, most)
+        log = RunLog(self._check_listener_option())
+        with log.loading_phase():
+            job, _ = self._job_builder(log).build_job()
+        return measure_decision_sensitivities(job, log, most)
 
-    def _checked_listener(self) -> Listener:
+    def _check_listener_option(self) -> Listener:
         # Used before the other options are checked.
-        listener: Listener | None = OPTIONS["listener"].check(self.listener)
+        listener: Listener | None = OPTIONS["listener"].check_value(self.listener)
         if listener:
             return listener
         if is_notebook():
             return NotebookListener()
         return LiveListener() if sys.stderr.isatty() else Listener()
 
-    def _preparation(self, log: RunLog) -> JobBuilder:
+    def _job_builder(self, log: RunLog) -> JobBuilder:
         settings = replace(self._settings, trust=trust_of(self.trust))
         return JobBuilder(self, settings, log)
 
@@ -114,10 +117,10 @@ class MixedPrecision(Options):
             NeuralMPError: an option is invalid or does not fit the model. Exceptions of the user's
                 metric or evaluation function are raised unchanged.
         """
-        log = RunLog(self._checked_listener())
-        with log.loading():
-            builder = self._preparation(log)
-            job, log_folder = builder.job()
+        log = RunLog(self._check_listener_option())
+        with log.loading_phase():
+            builder = self._job_builder(log)
+            job, log_folder = builder.build_job()
             job = with_training(job, self, builder.settings)
         result = tune(job, log)
         plan = result.plan.plan
@@ -130,7 +133,7 @@ class MixedPrecision(Options):
             missing = write_log(log_folder, result.fp32, result.model, plan)
             report = replace(report, warnings=(*report.warnings, *missing))
         log.listener.result(report, result.met)
-        planned = planned_ops(result.fp32.space, result.plan)
+        planned = list_effective_ops(result.fp32.space, result.plan)
         searched = (result.met, result.trials, result.observations)
         return OptimizedModel(result.model, plan, report, *searched, planned, self.label_key)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_mp.adaptors.registry import require_framework
 from neural_mp.api import config_objects
-from neural_mp.api.input_data import DEFAULT_SAMPLES, TUNING_FILES, batches_of
+from neural_mp.api.input_data import DEFAULT_SAMPLES, TUNING_FILES, read_file_batches
 from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load
@@ -18,7 +18,11 @@ from neural_mp.config import load_settings
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, UnknownPrecisionError
 from neural_mp.io.limits import trusting
-from neural_mp.profiling import interleaved_rounds, latency_ratio, uncontended_latency
+from neural_mp.profiling import (
+    estimate_latency_ratio,
+    estimate_uncontended_latency,
+    time_interleaved_rounds,
+)
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.training.advice import advise
 from neural_mp.training.models import Advice
@@ -29,7 +33,7 @@ from neural_mp.util.pytree import batch_size_of
 _KERAS_FILES = (".keras", ".h5", ".hdf5")
 
 
-def sensitivity_of(
+def measure_model_sensitivity(
     model: str,
     data: str | Path | None = None,
     *,
@@ -71,7 +75,7 @@ def sensitivity_of(
                 example = loaded.example_inputs(batch_size)
             converter.calib_dataloader = [(example, None)]
     if data is not None:
-        converter.calib_dataloader = batches_of(data, batch_size, samples, trust)
+        converter.calib_dataloader = read_file_batches(data, batch_size, samples, trust)
     if precisions:
         converter.precisions = ",".join(precisions)
     converter.sampling_size = samples
@@ -102,14 +106,14 @@ def benchmark_models(
     model = models[0] if inputs is not None or not stored else stored[0]
     batch = model.example_inputs(batch_size)
     runs = [partial(model, batch) for model in models]
-    rounds = interleaved_rounds(runs, warmup=warmup, iterations=iterations)
+    rounds = time_interleaved_rounds(runs, warmup=warmup, iterations=iterations)
     return [
         BenchmarkRow(
             str(source),
-            uncontended_latency(seconds),
+            estimate_uncontended_latency(seconds),
             batch_size_of(batch),
             model.size,
-            latency_ratio(seconds, rounds[0]).inverse,
+            estimate_latency_ratio(seconds, rounds[0]).inverse,
         )
         for source, seconds, model in zip(sources, rounds, models, strict=True)
     ]
@@ -135,13 +139,15 @@ def advise_from_file(
         NeuralMPError: the file, the model, the loss or the data are invalid.
     """
     settings = load_settings(conf, trust=trust)
-    loader = config_objects.any_loader(settings, conf)
+    loader = config_objects.build_any_loader(settings, conf)
     if model is None and settings.options.model is None:
         raise ConfigurationError(
             f"{conf} must name a model, got none; add model.name, or give --model"
         )
     return advise(
-        _load_trainable_model(config_objects.model(settings, model or settings.options.model)),
+        _load_trainable_model(
+            config_objects.build_model(settings, model or settings.options.model)
+        ),
         loader,
         load_user_object(loss) if loss is not None and ":" in loss else loss,
         precision,
@@ -159,6 +165,8 @@ def _load_trainable_model(source: object) -> Any:
             f"{source!r}"
         )
     require_framework("tensorflow", "Keras files")
-    from neural_mp.adaptors.tensorflow.capture.keras_models import load as load_keras_model
+    from neural_mp.adaptors.tensorflow.capture.keras_models import (
+        load_keras_file as load_keras_model,
+    )
 
     return load_keras_model(Path(source), compiled=True)

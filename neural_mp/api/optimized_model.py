@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.common.optional import SingleFile, needed, not_offered
+from neural_mp.adaptors.common.optional import SingleFile, missing_part_error, require_part
 from neural_mp.adaptors.common.weights.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
+from neural_mp.api.portability import EVERYWHERE, describe_exact_targets, ensure_exact
 from neural_mp.api.saved_model import (
     FORMAT_VERSION,
     MANIFEST,
@@ -30,9 +30,9 @@ from neural_mp.api.saved_model import (
     finish_saving,
     is_checkpoint,
     load_checkpoint,
+    name_target,
     put_in_place,
     read_manifest,
-    writing,
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PLAN_KEY, PrecisionPlan, load_plan_file
@@ -42,11 +42,11 @@ from neural_mp.io.limits import trusting
 from neural_mp.io.staged_folder import digest_of_file, scratch_folder
 from neural_mp.profiling.audit import Audit, audit_model
 from neural_mp.reporting.page import cell_of, report_cell
-from neural_mp.reporting.tables import verdict
+from neural_mp.reporting.tables import verdict_line
 from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report, RunRecord
 from neural_mp.space import EffectiveOp
-from neural_mp.tuning.measurement.sensitivity import SensitivityReport, sensitivities
+from neural_mp.tuning.measurement.sensitivity import SensitivityReport, sensitivity_report
 from neural_mp.util.labels import without_key
 from neural_mp.util.validators import file_path, validate_option
 
@@ -121,7 +121,7 @@ class OptimizedModel:
     @property
     def exact_on(self) -> str:
         """The CPUs on which INT8 accumulation of the model is exact, as text."""
-        return exact_targets(self.loaded)
+        return describe_exact_targets(self.loaded)
 
     @property
     def model(self) -> Any:
@@ -189,7 +189,7 @@ class OptimizedModel:
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: verdict, figures and trials, or the figures alone."""
         if self.record is None:
-            return report_cell(self.report, verdict(self.report, self.met))
+            return report_cell(self.report, verdict_line(self.report, self.met))
         return cell_of(self.record)
 
     def audit(self) -> Audit:
@@ -218,7 +218,7 @@ class OptimizedModel:
         Raises:
             ConversionError: the framework has no compiler.
         """
-        return needed(self.adaptor.compiler, self.framework, "compiler").compile(self.held)
+        return require_part(self.adaptor.compiler, self.framework, "compiler").compile(self.held)
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the model to an ONNX file, with the plan in the file's metadata.
@@ -227,11 +227,11 @@ class OptimizedModel:
             ConversionError: the model has ops that ONNX lacks, or the framework has no ONNX export.
         """
         if not self.adaptor.offers("export_onnx"):
-            raise not_offered(self.framework, "way to ONNX")
+            raise missing_part_error(self.framework, "way to ONNX")
         target = validate_option("the ONNX file", file_path, path)
-        with writing(target):
+        with name_target(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        self.adaptor.export_onnx(self.held, target, self._file_metadata())
+        self.adaptor.export_onnx(self.held, target, self._make_file_metadata())
 
     def save_pretrained(
         self, folder: str | Path, quant_method: str = CheckpointFormat.COMPRESSED_TENSORS
@@ -247,9 +247,11 @@ class OptimizedModel:
             ConversionError: the format cannot hold the model.
         """
         form = CheckpointFormat.parse(quant_method, "quant_method")
-        offered = needed(self.adaptor.checkpoints, self.framework, "checkpoints of other tools")
+        offered = require_part(
+            self.adaptor.checkpoints, self.framework, "checkpoints of other tools"
+        )
         target = validate_option("the folder", file_path, folder)
-        with writing(target):
+        with name_target(target):
             offered.export(self.held, target, form)
 
     def sensitivity(self) -> SensitivityReport:
@@ -266,7 +268,7 @@ class OptimizedModel:
                 "the model must have the record of a run, got none; measure the sensitivity with "
                 "MixedPrecision(...).sensitivity()"
             )
-        return sensitivities(self.record)
+        return sensitivity_report(self.record)
 
     def save_plan(self, path: str | Path) -> None:
         """Write the plan and the calibration results to a YAML file, to edit and replay."""
@@ -304,26 +306,26 @@ class OptimizedModel:
         target = check_destination(path)
         # A folder that exists may be on another file system than its parent.
         parent = target if target.exists() else target.parent
-        with writing(target), scratch_folder(parent) as scratch:
+        with name_target(target), scratch_folder(parent) as scratch:
             complete = scratch / "model"
             complete.mkdir()
             self._write_folder(complete)
             put_in_place(complete, target)
 
     def _save_file(self, single: SingleFile[Any], target: Path) -> None:
-        with writing(target):
+        with name_target(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with scratch_folder(target.parent) as scratch:
                 folder = scratch / "model"
                 folder.mkdir()
-                single.save_file(self.held, folder / target.name, self._file_metadata())
+                single.save_file(self.held, folder / target.name, self._make_file_metadata())
                 for file in folder.iterdir():
                     file.replace(target.parent / file.name)
         if self.loaded.boundary is not None:
             calls = self.loaded.boundary.calls_of_file()
             logger.warning("%s takes and returns arrays: %s", target, calls)
 
-    def _file_metadata(self) -> dict[str, str]:
+    def _make_file_metadata(self) -> dict[str, str]:
         return {
             PLAN_KEY: self.plan.to_yaml(framework=self.framework),
             "neural_mp.exact_on": self.exact_on,

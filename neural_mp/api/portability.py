@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.hardware import FORCE_VARIABLES, HOST_TARGET, PORTABLE, Hardware, detect
@@ -20,7 +20,7 @@ from neural_mp.errors import (
     UnsupportedPrecisionError,
 )
 from neural_mp.space import TuningSpace
-from neural_mp.space.explanations import counted_reasons
+from neural_mp.space.explanations import count_ineligible_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _EXACT = "CPUs with exact INT8 accumulation (VNNI, AMX, ARM)"
 _MEND = f"convert it with target {PORTABLE!r}, which is exact on every CPU"
 
 
-def hardware_for(
+def find_target_hardware(
     target: str, here: Hardware, adaptor: Adaptor[Any]
 ) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware of a target in `hardware.TARGETS`, and warnings if it is not `here`.
@@ -55,7 +55,7 @@ def hardware_for(
     return hardware, (message,)
 
 
-def exact_targets(model: AnyModel) -> str:
+def describe_exact_targets(model: AnyModel) -> str:
     """Return the CPUs on which INT8 accumulation of a model is exact, as text."""
     minding = model.full_range_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
@@ -79,7 +79,9 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
         f"saturate"
     )
     try:
-        offered = needed(model.adaptor.portability, model.adaptor.framework, "portable weights")
+        offered = require_part(
+            model.adaptor.portability, model.adaptor.framework, "portable weights"
+        )
         right = replace(model, held=offered.with_reduced_range(model.held))
     except ConversionError as error:
         raise ModelLoadError(
@@ -103,7 +105,7 @@ def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, 
     return tuple(filter(is_emulated, space.usable_precisions))
 
 
-def idle_precisions(
+def warn_idle_precisions(
     space: TuningSpace, hardware: Hardware, precisions: Sequence[Precision]
 ) -> list[str]:
     """Return a warning for every precision that no op of a model can run in.
@@ -116,7 +118,7 @@ def idle_precisions(
     is_all_fp32 = set(usable) == {Precision.FP32}
     for precision in idle:
         if precision in hardware.forced and is_all_fp32:
-            reasons = counted_reasons(space, space.graph, [precision])
+            reasons = count_ineligible_reasons(space, space.graph, [precision])
             message = reasons[0].reason if reasons else "the model has no op with such a kernel"
             raise UnsupportedPrecisionError(
                 f"{FORCE_VARIABLES[precision]}=1 is set, but no op of this model can run in "

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.simulation import LossChoice, OptimizerChoice, TrainingSchedule
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, LoadedModel
 from neural_mp.api import config_objects
@@ -43,7 +43,7 @@ class _Origin:
         return self
 
 
-def untrainable(framework: str) -> str:
+def untrainable_message(framework: str) -> str:
     """Return the message for a framework without training, with what there is instead."""
     return (
         f"training with a plan is for PyTorch and TensorFlow models, got a model of {framework}: "
@@ -110,7 +110,7 @@ def quantization_aware(
     example = data[0] if data and inputs is None else None
     loaded = load_source(model, framework, inputs, example=example, capture=capture)
     if loaded.adaptor.simulation is None:
-        raise ConversionError(untrainable(loaded.adaptor.framework))
+        raise ConversionError(untrainable_message(loaded.adaptor.framework))
     opened = open_plan(
         loaded, plan, observations, data, hardware=hardware, target=machine.HOST_TARGET
     )
@@ -125,11 +125,11 @@ def quantization_aware(
                 "a plan with calibrated ranges requires calibration data, got none; set "
                 "calibration to batches of inputs, or give the result of a run as the plan"
             )
-        tunable = opened.tunable.calibrated(data)
+        tunable = opened.tunable.with_calibration(data)
         resolved = tunable.space.resolve(opened.resolved.plan)
         warnings = (*opened.warnings, *tunable.observations.notes)
         opened = OpenedPlan(loaded, tunable, resolved, warnings)
-    simulation = opened.tunable.simulated(opened.resolved, schedule)
+    simulation = opened.tunable.simulate_plan(opened.resolved, schedule)
     simulation.record = _Origin(opened)
     return simulation
 
@@ -154,9 +154,9 @@ def finish(model: object) -> OptimizedModel:
             )
     opened: OpenedPlan = simulation.record.opened
     adaptor = opened.loaded.adaptor
-    offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
+    offered = require_part(adaptor.simulation, adaptor.framework, "training with a plan")
     converted = LoadedModel(adaptor, offered.finished(simulation), boundary=opened.loaded.boundary)
-    return opened.result(converted, started)
+    return opened.build_result(converted, started)
 
 
 #: Time limit of a training that begins at the limit, which ends after one step.
@@ -209,7 +209,7 @@ def with_training(job: TuningJob, given: Options, settings: Settings) -> TuningJ
     adaptor = job.model.adaptor
     if adaptor.simulation is None:
         raise ConfigurationError(
-            f"{untrainable(adaptor.framework)}, or remove train_func, train_dataloader, "
+            f"{untrainable_message(adaptor.framework)}, or remove train_func, train_dataloader, "
             f"exit_policy.train_seconds and quantization.train, as a search reconstructs by itself"
         )
     setup = _resolve_training_setup(given, settings, adaptor.simulation.loss)
@@ -231,10 +231,10 @@ def _resolve_training_setup(
     if file is None or given.train_func is not None:
         return _Wanted(batches, loss)
     if batches is None:
-        batches = config_objects.loader(settings, TRAIN)
+        batches = config_objects.build_loader(settings, TRAIN)
     if batches is not None and file.max_batches is not None:
         batches = _FirstBatches(batches, file.max_batches)
-    with settings.source.at((*TRAIN, "loss")):
+    with settings.source.locate_errors((*TRAIN, "loss")):
         for name, options in (file.loss or {}).items():
             loss = loss or named_loss(LossChoice(name, **options))
     for name, options in (file.optimizer or {}).items():
@@ -251,7 +251,7 @@ def _build_trainer(
 
     def train_and_convert(model: AnyTunableModel, plan: ResolvedPlan, seconds: float) -> AnyModel:
         end = time.monotonic() + seconds
-        simulation = model.simulated(plan, TrainingSchedule())
+        simulation = model.simulate_plan(plan, TrainingSchedule())
         if given.train_func is not None:
             call_user(given.train_func, simulation, form="train_func(model)")
         else:

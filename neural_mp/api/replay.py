@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOption
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.api.portability import hardware_for
+from neural_mp.api.portability import find_target_hardware
 from neural_mp.api.targets import profile_of, seen_by_target
 from neural_mp.config.options import OPTIONS
 from neural_mp.core import hardware as machine
@@ -26,13 +26,13 @@ from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.errors import CaptureError, DataError, PlanError
 from neural_mp.io.measurement_cache import CACHE_FOLDER, WEIGHTS_FOLDER
 from neural_mp.runs.report import Report, count_ops
-from neural_mp.search.corrections import best_corrections, with_corrections
+from neural_mp.search.corrections import choose_best_corrections, with_corrections
 from neural_mp.space import (
     ConversionRules,
     ResolvedPlan,
     TuningSpace,
-    planned_ops,
-    reached_by,
+    limit_to_reached,
+    list_effective_ops,
     without_non_finite,
 )
 from neural_mp.targets import TargetProfile, is_profile
@@ -40,9 +40,9 @@ from neural_mp.targets.cost import TargetCosts
 from neural_mp.tuning.evaluation.batches import FirstBatch
 from neural_mp.tuning.final_selection import UNMEASURED, compare_latency
 from neural_mp.tuning.measurement.objectives import Footprints, Measurement
-from neural_mp.tuning.recording import accelerator_figures
+from neural_mp.tuning.recording import estimate_accelerator_figures
 from neural_mp.util.system.memory import FREED
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class OpenedPlan:
         """Whether the plan has ops with calibrated ranges."""
         return any(c.approach is Approach.STATIC for c in self.resolved.plan.values())
 
-    def result(self, converted: AnyModel, started: float, inputs: object = None) -> OptimizedModel:
+    def build_result(
+        self, converted: AnyModel, started: float, inputs: object = None
+    ) -> OptimizedModel:
         """Return a converted model with its figures.
 
         Latency is measured with `inputs`, by default with the example of the model; not for an
@@ -78,38 +80,38 @@ class OpenedPlan:
         footprints = Footprints(self.tunable, measurement.inputs)
         speed = UNMEASURED
         if self.accelerator is None:
-            speed = compare_latency(*measurement.rounds([self.loaded, converted]))
-        FREED.now()
+            speed = compare_latency(*measurement.measure_rounds([self.loaded, converted]))
+        FREED.return_memory()
         space = self.tunable.space
         report = Report(
-            **speed.figures,
+            **speed.report_figures,
             batch_size=measurement.batch_size,
             baseline_size=self.loaded.size,
             size=converted.size,
-            baseline_footprint=footprints.baseline,
+            baseline_footprint=footprints.baseline_bytes,
             footprint=footprints(converted, self.resolved),
             seconds={"convert": time.perf_counter() - started},
             source_precisions=tuple(p.value for p in space.graph.source_precisions),
             op_counts=count_ops(space.graph, self.resolved.effective),
             conversions=converted.conversions,
-            warnings=(*self.warnings, *measurement.contention.warnings),
-            accelerator=accelerator_figures(
-                self._target_costs(measurement.inputs), space.graph, self.resolved.plan
+            warnings=(*self.warnings, *measurement.contention.contention_warnings),
+            accelerator=estimate_accelerator_figures(
+                self._make_target_costs(measurement.inputs), space.graph, self.resolved.plan
             ),
         )
-        FREED.now()
+        FREED.return_memory()
         return OptimizedModel(
             converted,
             self.resolved.plan,
             report,
             observations=self.tunable.observations,
-            planned=planned_ops(space, self.resolved),
+            planned=list_effective_ops(space, self.resolved),
         )
 
-    def _target_costs(self, inputs: object) -> TargetCosts | None:
+    def _make_target_costs(self, inputs: object) -> TargetCosts | None:
         if self.accelerator is None:
             return None
-        return TargetCosts(self.accelerator, *self.tunable.op_work(inputs))
+        return TargetCosts(self.accelerator, *self.tunable.count_op_work(inputs))
 
 
 def convert_with_plan(
@@ -158,8 +160,8 @@ def convert_with_plan(
             f"plan must be a PrecisionPlan or the path of a plan file, got a "
             f"{type(plan).__name__}; make a plan from op → configuration with PrecisionPlan({{…}})"
         )
-    OPTIONS["rounding_steps"].check(rounding_steps)
-    OPTIONS["random_seed"].check(random_seed)
+    OPTIONS["rounding_steps"].check_value(rounding_steps)
+    OPTIONS["random_seed"].check_value(random_seed)
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
     loaded = load_source(source, framework, inputs, capture=capture)
@@ -172,9 +174,9 @@ def convert_with_plan(
             "a plan of INT8 ops with calibrated ranges requires observations, got none; "
             "use a plan file written by save_plan or `neural-mp tune --output`"
         )
-    converted = opened.tunable.converted(opened.resolved)
+    converted = opened.tunable.convert_by_plan(opened.resolved)
     opened.tunable.check_fusions(converted, opened.loaded.example_inputs())
-    return opened.result(converted, started, inputs)
+    return opened.build_result(converted, started, inputs)
 
 
 def open_plan(
@@ -194,7 +196,7 @@ def open_plan(
     """
     target = _target_of(plan, target)
     loaded, cpu = seen_by_target(loaded, target)
-    target_machine, notes = hardware_for(cpu, hardware or machine.detect(), loaded.adaptor)
+    target_machine, notes = find_target_hardware(cpu, hardware or machine.detect(), loaded.adaptor)
     warnings = [*loaded.warnings, *notes]
     space = loaded.adaptor.space(loaded.held, target_machine)
     right = space.with_local_weight_ranges(plan)
@@ -206,7 +208,7 @@ def open_plan(
         )
     calibration = None if data is None else lambda: iter(data)
     observations = observations or Observations()
-    tunable = loaded.in_space(space, calibration, options).observed(observations)
+    tunable = loaded.in_space(space, calibration, options).with_observations(observations)
     # Corrections that need the missing data stay in this space: the conversion names them.
     resolved = without_non_finite(space, observations.non_finite).resolve(right)
     return OpenedPlan(loaded, tunable, resolved, tuple(warnings), profile_of(target))
@@ -276,22 +278,22 @@ def convert_by_rules(
         example = next(iter(data), None)
     loaded = _load_model(source, wanted, example)
     space = loaded.adaptor.space(loaded.held, machine.detect())
-    plan = wanted.rules.plan(space)
+    plan = wanted.rules.build_plan(space)
     _require_data(plan, data)
     tunable = loaded.in_space(space, None if data is None else lambda: iter(data))
     if any(config.approach is Approach.STATIC for config in plan.values()):
-        tunable = tunable.calibrated(() if data is None else data)
-        space = reached_by(tunable.space, tunable.observations.ranges)
-        plan = wanted.rules.plan(space)
+        tunable = tunable.with_calibration(() if data is None else data)
+        space = limit_to_reached(tunable.space, tunable.observations.ranges)
+        plan = wanted.rules.build_plan(space)
         if wanted.corrects:
-            plan = with_corrections(plan, space, best_corrections(tunable.observations))
+            plan = with_corrections(plan, space, choose_best_corrections(tunable.observations))
     warnings = [
         *loaded.warnings,
         *tunable.observations.notes,
         *_unmet_rule_notes(wanted.rules, space, plan),
     ]
     resolved = tunable.space.resolve(plan)
-    converted = tunable.converted(resolved)
+    converted = tunable.convert_by_plan(resolved)
     tunable.check_fusions(converted, loaded.example_inputs() if example is None else example)
     report = Report(
         baseline_size=loaded.size,
@@ -307,7 +309,7 @@ def convert_by_rules(
         resolved.plan,
         report,
         observations=tunable.observations,
-        planned=planned_ops(space, resolved),
+        planned=list_effective_ops(space, resolved),
     )
 
 
@@ -343,15 +345,18 @@ def _require_data(plan: PrecisionPlan, data: Iterable[Any] | None) -> None:
 
 def _unmet_rule_notes(rules: ConversionRules, space: TuningSpace, plan: PrecisionPlan) -> list[str]:
     notes = [
-        f"{name!r} matches no op or layer of the model" for name in rules.unmatched(space.graph)
+        f"{name!r} matches no op or layer of the model"
+        for name in rules.find_unmatched(space.graph)
     ]
     refused = [
         op.name
         for op in space.contractions
-        if (allowed := rules.constraint(op).precisions) is not None
+        if (allowed := rules.constraint_for(op).precisions) is not None
         and plan.get(op.name, FP32).precision not in allowed
     ]
     if refused:
         shown = ", ".join(refused[:3]) + (", …" if len(refused) > 3 else "")
-        notes.append(f"{counted(len(refused), 'op')} cannot run as asked and stay in FP32: {shown}")
+        notes.append(
+            f"{format_count(len(refused), 'op')} cannot run as asked and stay in FP32: {shown}"
+        )
     return notes

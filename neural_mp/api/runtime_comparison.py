@@ -14,18 +14,23 @@ import numpy as np
 
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.adaptors.transfer import TransferFile, runtimes_of, transfer_file, transfer_model
+from neural_mp.adaptors.transfer import (
+    TransferFile,
+    list_reading_runtimes,
+    transfer_file,
+    transfer_model,
+)
 from neural_mp.errors import NeuralMPError, one_line
 from neural_mp.io.measurement_cache import MeasurementCache
-from neural_mp.profiling import latency_ratio, uncontended_latency
+from neural_mp.profiling import estimate_latency_ratio, estimate_uncontended_latency
 from neural_mp.runs.report import RuntimeHint
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.util.batch_cache import bytes_of, copy_batch
+from neural_mp.util.batch_cache import copy_batch, count_batch_bytes
 from neural_mp.util.json_fields import to_plain
-from neural_mp.util.noise import decibels, mean_nsr
-from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
-from neural_mp.util.system.environment import versions_of
-from neural_mp.util.text import shape_words
+from neural_mp.util.noise import compute_mean_nsr, nsr_to_decibels
+from neural_mp.util.pytree import build_output_structure, convert_to_numpy, tree_leaves
+from neural_mp.util.system.environment import read_package_versions
+from neural_mp.util.text import describe_value_shape
 from neural_mp.util.validators import optional, record
 
 logger = logging.getLogger(__name__)
@@ -77,17 +82,19 @@ class ReferenceOutputs:
         yield from tuple(self._kept)
         if self._is_complete:
             return
-        for inputs in islice(self.source.undamaged(self._read()), len(self._kept), None):
+        for inputs in islice(
+            self.source.drop_damaged_samples(self._read_inputs()), len(self._kept), None
+        ):
             tried, outputs = self._tried
             if inputs is not tried:
                 inputs = copy_batch(inputs)
                 outputs = self.source(inputs)
             outputs = copy_batch(outputs)  # a model may return the same buffers again
-            self._keep(inputs, outputs)
+            self._keep_outputs(inputs, outputs)
             yield inputs, outputs
         self._is_complete = self._bytes <= self.limit
 
-    def _read(self) -> Iterator[Any]:
+    def _read_inputs(self) -> Iterator[Any]:
         yield from self.batches()
         for inputs in self.optional():
             try:
@@ -98,8 +105,8 @@ class ReferenceOutputs:
                 continue
             yield inputs
 
-    def _keep(self, inputs: object, outputs: object) -> None:
-        self._bytes += bytes_of(inputs) + bytes_of(outputs)
+    def _keep_outputs(self, inputs: object, outputs: object) -> None:
+        self._bytes += count_batch_bytes(inputs) + count_batch_bytes(outputs)
         if self._bytes <= self.limit:
             self._kept.append((inputs, outputs))
 
@@ -122,9 +129,9 @@ def compare_outputs(
         reason = _describe_difference(expected, actual)
         if reason:
             return lowest, reason
-        pairs = zip(_output_arrays(expected), _output_arrays(actual), strict=True)
+        pairs = zip(_list_output_arrays(expected), _list_output_arrays(actual), strict=True)
         for reference, output in ((a, b) for a, b in pairs if a.dtype.kind == "f"):
-            sqnr_db = decibels(mean_nsr([reference], [output]))
+            sqnr_db = nsr_to_decibels(compute_mean_nsr([reference], [output]))
             lowest = sqnr_db if lowest is None else min(lowest, sqnr_db)
     if lowest is not None and lowest < MIN_RUNTIME_SQNR_DB:
         return lowest, (
@@ -134,16 +141,18 @@ def compare_outputs(
     return lowest, ""
 
 
-def _output_arrays(outputs: object) -> list[np.ndarray]:
+def _list_output_arrays(outputs: object) -> list[np.ndarray]:
     leaves = (leaf for leaf in tree_leaves(outputs, sort_keys=True) if leaf is not None)
-    return [as_numpy(leaf) for leaf in leaves]
+    return [convert_to_numpy(leaf) for leaf in leaves]
 
 
 def _describe_difference(expected: object, actual: object) -> str:
     """Return a difference of structure, names, dtypes, shapes or integers; empty without one."""
-    if structure_of(expected) != structure_of(actual):
+    if build_output_structure(expected) != build_output_structure(actual):
         return "the structure or the names of the outputs differ"
-    for reference, output in zip(_output_arrays(expected), _output_arrays(actual), strict=True):
+    for reference, output in zip(
+        _list_output_arrays(expected), _list_output_arrays(actual), strict=True
+    ):
         if reference.dtype != output.dtype or reference.shape != output.shape:
             return (
                 f"an output must be {reference.dtype}{list(reference.shape)}, got "
@@ -178,7 +187,9 @@ class HintSearch:
             latency: seconds per batch of the source in FP32, or per token with a workload.
         """
         try:
-            names = [name for name in runtimes_of(self.source) if FRAMEWORKS[name].is_installed]
+            names = [
+                name for name in list_reading_runtimes(self.source) if FRAMEWORKS[name].is_installed
+            ]
             return self._cached_or_measured_hint(names, seconds, latency) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.
@@ -188,24 +199,24 @@ class HintSearch:
     def _cached_or_measured_hint(
         self, names: list[str], seconds: Mapping[str, float], latency: float
     ) -> RuntimeHint | None:
-        cache = self.cache.scoped(
-            runtimes=json.dumps(versions_of(FRAMEWORKS[name].package for name in names)),
-            inputs=shape_words(self.measurement.inputs),
-            **self.measurement.conditions,
+        cache = self.cache.scope_to(
+            runtimes=json.dumps(read_package_versions(FRAMEWORKS[name].package for name in names)),
+            inputs=describe_value_shape(self.measurement.inputs),
+            **self.measurement.cache_conditions,
         )
-        _, cached = cache.get(_KEY, _CACHED)
+        _, cached = cache.get_entry(_KEY, _CACHED)
         if cached is not None:
             return cached["hint"]
         share = _SHARE * sum(seconds.values())
         if _TRANSFER_COST * seconds.get("load", 0.0) > max(_SECONDS, share):
             return None
-        if self._runs(len(names), latency) > max(_SECONDS_OF_RUNS, share):
+        if self._estimate_seconds(len(names), latency) > max(_SECONDS_OF_RUNS, share):
             return None
         hint = self._measure_hint(names)
-        cache.put(_KEY, {"hint": to_plain(hint)})
+        cache.put_entry(_KEY, {"hint": to_plain(hint)})
         return hint
 
-    def _runs(self, count: int, latency: float) -> float:
+    def _estimate_seconds(self, count: int, latency: float) -> float:
         """Return the seconds that all runs cost if the others are as fast as the source."""
         if self.measurement.workload is not None:
             started = time.perf_counter()
@@ -216,26 +227,28 @@ class HintSearch:
     def _measure_hint(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)
         reference = [(self.measurement.inputs, self.source(self.measurement.inputs))]
-        candidates = [self._verified_transfer(name, file, reference) for name in names]
+        candidates = [self._transfer_and_verify(name, file, reference) for name in names]
         models = [model for model in candidates if model is not None]
         if not models:
             return None
         brief = replace(self.measurement, warmup=2, iterations=10, time_limit=1.0)
-        own, *rounds = brief.interleaved([self.source, *models])
+        own, *rounds = brief.measure_interleaved([self.source, *models])
         seconds, best = min(
-            zip(rounds, models, strict=True), key=lambda pair: uncontended_latency(pair[0])
+            zip(rounds, models, strict=True), key=lambda pair: estimate_uncontended_latency(pair[0])
         )
-        gain = latency_ratio(own, seconds)
+        gain = estimate_latency_ratio(own, seconds)
         if gain.low < MIN_HINTED_SPEEDUP:
             return None
         return RuntimeHint(best.adaptor.framework, gain.value, gain.low, gain.high)
 
-    def _verified_transfer(
+    def _transfer_and_verify(
         self, name: str, file: TransferFile, reference: Iterable[tuple[Any, Any]]
     ) -> AnyModel | None:
         """Return the model in another runtime; None if that computes other outputs, or fails."""
         try:
-            model = transfer_model(self.source, name, file).for_streams(self.measurement.streams)
+            model = transfer_model(self.source, name, file).prepare_for_streams(
+                self.measurement.streams
+            )
             _, reason = compare_outputs(reference, model)
         except Exception:
             # Of any type; another runtime may run the model.

@@ -16,7 +16,7 @@ from neural_mp.adaptors.transfer import (
     TransferFile,
     TransferredLoader,
     compile_calls,
-    runtimes_of,
+    list_reading_runtimes,
     transfer_file,
     transfer_model,
 )
@@ -35,7 +35,7 @@ from neural_mp.errors import (
     UnknownOperatorError,
     one_line,
 )
-from neural_mp.profiling import latency_ratio, uncontended_latency
+from neural_mp.profiling import estimate_latency_ratio, estimate_uncontended_latency
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
@@ -81,22 +81,24 @@ class RuntimeCandidate:
     low_float_rounds: Sequence[float] = ()
 
     @property
-    def best(self) -> Sequence[float]:
+    def fastest_rounds(self) -> Sequence[float]:
         """The rounds of the fastest precision."""
         timed = filter(None, (self.rounds, self.int8_rounds, self.low_float_rounds))
-        return min(timed, key=uncontended_latency)
+        return min(timed, key=estimate_uncontended_latency)
 
-    def figures(self, chosen: bool, reason: str) -> RuntimeFigures:
+    def runtime_figures(self, chosen: bool, reason: str) -> RuntimeFigures:
         """Return the figures for the report."""
         return RuntimeFigures(
             self.framework,
-            uncontended_latency(self.rounds) if self.rounds else None,
-            uncontended_latency(self.int8_rounds) if self.int8_rounds else None,
+            estimate_uncontended_latency(self.rounds) if self.rounds else None,
+            estimate_uncontended_latency(self.int8_rounds) if self.int8_rounds else None,
             self.sqnr_db,
             chosen,
             self.reason or reason,
             low_float_latency=(
-                uncontended_latency(self.low_float_rounds) if self.low_float_rounds else None
+                estimate_uncontended_latency(self.low_float_rounds)
+                if self.low_float_rounds
+                else None
             ),
         )
 
@@ -156,7 +158,7 @@ class RuntimeChoice:
     needs_gradients: bool = False
     constrained: Callable[[AnyModel, TuningSpace], TuningSpace] = lambda model, space: space
 
-    def named(self, runtime: str) -> ChosenRuntime:
+    def choose_named(self, runtime: str) -> ChosenRuntime:
         """Return the verified model in a runtime.
 
         Raises:
@@ -173,25 +175,32 @@ class RuntimeChoice:
         except Exception as error:
             # Runtimes raise errors of any type for models that they do not support.
             raise _unusable_runtime_error(runtime, one_line(error)) from error
-        sqnr_db, reason = compare_outputs(self._reference, model)
+        sqnr_db, reason = compare_outputs(self._reference_outputs, model)
         if reason:
             raise _unusable_runtime_error(runtime, reason)
         logger.info("%s runs the model of %s with an SQNR of %s dB", runtime, own, sqnr_db)
         return ChosenRuntime(self._select_loader(model), model)
 
-    def fastest(self) -> ChosenRuntime:
+    def choose_fastest(self) -> ChosenRuntime:
         """Return the model in the fastest runtime, with the figures of all candidates."""
         own = RuntimeCandidate(self.source.adaptor.framework, self.source)
-        alternatives = [self._verified_candidate(name) for name in runtimes_of(self.source)]
-        candidates = [own, *alternatives, *_compiled_candidate(self.source)]
+        alternatives = [
+            self._verify_runtime_candidate(name) for name in list_reading_runtimes(self.source)
+        ]
+        candidates = [own, *alternatives, *_iterate_compiled_candidate(self.source)]
         able = [candidate for candidate in candidates if candidate.model is not None]
         if len(able) == 1:
-            return ChosenRuntime(self.load, self.source, _runtime_figures(candidates, own, {}))
+            return ChosenRuntime(
+                self.load, self.source, _collect_runtime_figures(candidates, own, {})
+            )
         timed = self._time_candidates(able)
         own = timed[0]
-        winner = timed[select_runtime([candidate.best for candidate in timed])]
+        winner = timed[select_runtime([candidate.fastest_rounds for candidate in timed])]
         reasons = {
-            entry.framework: f"{latency_ratio(own.best, entry.best)} the speed of {own.framework}"
+            entry.framework: (
+                f"{estimate_latency_ratio(own.fastest_rounds, entry.fastest_rounds)} "
+                f"the speed of {own.framework}"
+            )
             for entry in timed
             if entry is not own
         }
@@ -199,11 +208,11 @@ class RuntimeChoice:
         candidates = [by_name.get(candidate.framework, candidate) for candidate in candidates]
         model = winner.model
         assert model is not None
-        figures = _runtime_figures(candidates, winner, reasons)
+        figures = _collect_runtime_figures(candidates, winner, reasons)
         rivals = _select_fp32_rivals(timed, winner)
         return ChosenRuntime(self._select_loader(model), model, figures, rivals)
 
-    def repeated(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
+    def repeat_choice(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
         """Return the choice of an earlier run, by its figures, without a new comparison.
 
         Raises:
@@ -211,7 +220,7 @@ class RuntimeChoice:
             MissingFrameworkError: the runtime is no longer installed.
         """
         chosen = next(entry for entry in figures if entry.chosen)
-        choice = self.named(chosen.framework)
+        choice = self.choose_named(chosen.framework)
         own = self.source.adaptor.framework
         names = [
             entry.framework
@@ -221,7 +230,7 @@ class RuntimeChoice:
             and chosen.latency
             and entry.latency <= chosen.latency
         ]
-        models = [self._verified_candidate(name).model for name in names]
+        models = [self._verify_runtime_candidate(name).model for name in names]
         if choice.model is not self.source:
             models.append(self.source)
         alternatives = tuple(model for model in models if model is not None)
@@ -235,7 +244,7 @@ class RuntimeChoice:
         return TransferredLoader(self.load, model.adaptor.framework, self._batch_size)
 
     @cached_property
-    def _file(self) -> TransferFile:
+    def _transfer_file(self) -> TransferFile:
         return transfer_file(self.source)
 
     @cached_property
@@ -262,30 +271,30 @@ class RuntimeChoice:
         """
         if runtime == COMPILED_RUNTIME:
             return compile_calls(self.source)
-        if runtime not in runtimes_of(self.source):
+        if runtime not in list_reading_runtimes(self.source):
             return transfer_model(self.source, runtime)
-        model = transfer_model(self.source, runtime, self._file, self._batch_size)
-        model = model.for_streams(self.measurement.streams)
+        model = transfer_model(self.source, runtime, self._transfer_file, self._batch_size)
+        model = model.prepare_for_streams(self.measurement.streams)
         if self.needs_gradients and not model.adaptor.offers("hessian_traces"):
             raise ConversionError("it has no gradients, which the strategy needs")
-        self._constrained_space(model)
+        self._make_constrained_space(model)
         return model
 
-    def _constrained_space(self, model: AnyModel) -> TuningSpace:
+    def _make_constrained_space(self, model: AnyModel) -> TuningSpace:
         return self.constrained(model, model.whole_space(self.hardware))
 
     @cached_property
-    def _reference(self) -> ReferenceOutputs:
+    def _reference_outputs(self) -> ReferenceOutputs:
         """The outputs of the source on batches of at least two sizes."""
         return ReferenceOutputs(
             self.source,
-            self._required_batches,
+            self._iterate_required_batches,
             lambda: (self.source.example_inputs(size) for size in _OTHER_SIZES),
         )
 
-    def _required_batches(self) -> Iterator[Any]:
+    def _iterate_required_batches(self) -> Iterator[Any]:
         """Yield a batch of the data, more of few samples, and the example if of another size."""
-        data = [] if self.calibration is None else self.calibration.batches.inputs()
+        data = [] if self.calibration is None else self.calibration.batches.iterate_inputs()
         sizes: list[int] = []
         for inputs in islice(data, _MAX_COMPARED):
             yield inputs
@@ -296,10 +305,10 @@ class RuntimeChoice:
         if batch_size_of(example) not in sizes:
             yield example
 
-    def _verified_candidate(self, runtime: str) -> RuntimeCandidate:
+    def _verify_runtime_candidate(self, runtime: str) -> RuntimeCandidate:
         try:
             model = self._transfer_model(runtime)
-            sqnr_db, reason = compare_outputs(self._reference, model)
+            sqnr_db, reason = compare_outputs(self._reference_outputs, model)
         except Exception as error:
             # Exporters and runtimes raise errors of any type, and none may end the run.
             logger.debug("no model in %s", runtime, exc_info=True)
@@ -312,7 +321,7 @@ class RuntimeChoice:
         low: list[tuple[int, _LowModel]] = []
         count = self.measurement.limits.low_precision_runtimes
         if self.calibration is not None and count:
-            first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
+            first = self.measurement.time_fastest_of(models, _FIRST_ROUNDS)
             order = sorted(range(len(models)), key=first.__getitem__)
             for rank, index in enumerate(order):
                 forms = self._select_low_models(models[index], has_int8=rank < count)
@@ -331,9 +340,11 @@ class RuntimeChoice:
             return timed
 
         return with_rounds(
-            self.measurement.interleaved(
+            self.measurement.measure_interleaved(
                 [*models, *(form.model for _, form in low)],
-                lambda rounds: is_certain([candidate.best for candidate in with_rounds(rounds)]),
+                lambda rounds: is_certain(
+                    [candidate.fastest_rounds for candidate in with_rounds(rounds)]
+                ),
                 is_warm=True,  # FP32 ran when verified, the others when converted
             )
         )
@@ -346,7 +357,7 @@ class RuntimeChoice:
         forms = self._convert_to_low(model, has_int8)
         if len(forms) < 2:
             return forms
-        seconds = self.measurement.fastest_of([form.model for form in forms], _FIRST_ROUNDS)
+        seconds = self.measurement.time_fastest_of([form.model for form in forms], _FIRST_ROUNDS)
         order = sorted(range(len(forms)), key=seconds.__getitem__)
         fastest: dict[bool, _LowModel] = {}
         for index in order:
@@ -358,7 +369,7 @@ class RuntimeChoice:
         """Return a model with as many ops as possible in INT8, in both, and in 16-bit floats."""
         assert self.calibration is not None
         try:
-            space = self._constrained_space(model).restricted_to(self.precisions)
+            space = self._make_constrained_space(model).restricted_to(self.precisions)
             space = space.without_emulated(self.hardware.forced)
             floats = [p for p in space.usable_precisions if p.is_16_bit]
             int8 = [Precision.INT8] if has_int8 else []
@@ -367,7 +378,7 @@ class RuntimeChoice:
                 return []
             tunable = model.in_space(space.restricted_to(low))
             if Precision.INT8 in low:
-                tunable = tunable.calibrated(self._smallest_batch())
+                tunable = tunable.with_calibration(self._smallest_batch())
         except Exception:
             # A plan of the search may work where these do not.
             logger.debug("no lower precision in %s", model.adaptor.framework, exc_info=True)
@@ -386,7 +397,7 @@ class RuntimeChoice:
         Ranges hardly change the latency, whatever their samples.
         """
         assert self.calibration is not None
-        batches = [*islice(self.calibration.inputs(), 1), self.measurement.inputs]
+        batches = [*islice(self.calibration.iterate_inputs(), 1), self.measurement.inputs]
         return [min(batches, key=batch_size_of)]
 
     def _convert_by(self, model: AnyTunableModel, plan: ResolvedPlan) -> _LowModel | None:
@@ -394,7 +405,7 @@ class RuntimeChoice:
         if not plan.has_low_precision:
             return None
         try:
-            converted = model.converted(plan)
+            converted = model.convert_by_plan(plan)
             converted(self.measurement.inputs)
         except Exception:
             # Runtimes raise errors of any type for plans that they do not run.
@@ -420,11 +431,11 @@ def _select_fp32_rivals(
         for index, entry in enumerate(timed)
         if entry is not winner
         and entry.model is not None
-        and (index == 0 or latency_ratio(entry.rounds, winner.rounds).low < 1)
+        and (index == 0 or estimate_latency_ratio(entry.rounds, winner.rounds).low < 1)
     )
 
 
-def _compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:
+def _iterate_compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:
     """Yield the compiled form of a model with the reason why `auto` does not choose it."""
     offered = source.adaptor.compiler
     if offered is not None:
@@ -435,10 +446,10 @@ def _compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:
         yield RuntimeCandidate(offered.runtime, reason=reason)
 
 
-def _runtime_figures(
+def _collect_runtime_figures(
     candidates: Sequence[RuntimeCandidate], winner: RuntimeCandidate, reasons: dict[str, str]
 ) -> tuple[RuntimeFigures, ...]:
-    def reason_of(candidate: RuntimeCandidate) -> str:
+    def explain_candidate_choice(candidate: RuntimeCandidate) -> str:
         name = candidate.framework
         if candidate is winner:
             package = FRAMEWORKS[name].package if name in FRAMEWORKS else name
@@ -446,7 +457,7 @@ def _runtime_figures(
             return ", ".join(filter(None, (reasons.get(name), needed)))
         return reasons.get(name, "") or "not faster than the chosen runtime"
 
-    return tuple(c.figures(c is winner, reason_of(c)) for c in candidates)
+    return tuple(c.runtime_figures(c is winner, explain_candidate_choice(c)) for c in candidates)
 
 
 def _unusable_runtime_error(runtime: str, reason: str) -> ConfigurationError:
@@ -483,7 +494,7 @@ class RuntimeOptions:
     amp: AmpSettings
     strategy: Strategy
 
-    def chosen(
+    def choose_runtime(
         self,
         calibration: Calibration | None,
         measurement: Callable[[], Measurement],
@@ -505,8 +516,10 @@ class RuntimeOptions:
             framework = self.source.adaptor.framework
             reason = f"edits of the four lists name op types of {framework}"
             source = RuntimeCandidate(framework, self.source)
-            rest = [RuntimeCandidate(name, reason=reason) for name in runtimes_of(self.source)]
-            return replace(own, figures=_runtime_figures([source, *rest], source, {}))
+            rest = [
+                RuntimeCandidate(name, reason=reason) for name in list_reading_runtimes(self.source)
+            ]
+            return replace(own, figures=_collect_runtime_figures([source, *rest], source, {}))
         choice = RuntimeChoice(
             self.load,
             self.source,
@@ -515,14 +528,14 @@ class RuntimeOptions:
             self.hardware,
             self.precisions,
             self.strategy.needs_gradients,
-            lambda model, space: self.constrained(model, space)[0],
+            lambda model, space: self.apply_constraints(model, space)[0],
         )
         if not is_auto:
-            return choice.named(self.runtime)
+            return choice.choose_named(self.runtime)
         figures = recorded()
-        return choice.repeated(figures) if figures else choice.fastest()
+        return choice.repeat_choice(figures) if figures else choice.choose_fastest()
 
-    def constrained(
+    def apply_constraints(
         self, model: AnyModel, space: TuningSpace
     ) -> tuple[TuningSpace, tuple[str, ...]]:
         """Return the space of a model in any runtime after the user's constraints, and warnings.
@@ -536,7 +549,7 @@ class RuntimeOptions:
         if model is self.source or not names_ops(self.settings, self.limits):
             return apply_constraints(space, self.settings, self.limits)
         try:
-            return self._by_source.on(space)
+            return self._by_source.apply_to_space(space)
         except UnknownOperatorError:
             if self.runtime == AUTO_RUNTIME:
                 raise

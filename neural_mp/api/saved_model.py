@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.weights.checkpoint_formats import IntegerLayer
 from neural_mp.adaptors.common.weights.grouped_weight import (
@@ -23,29 +23,29 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Capture, Scheme
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import INTEGERS, OpConfig, weight_only
+from neural_mp.core.precision import INTEGERS, OpConfig, make_weight_only
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
 from neural_mp.io.staged_folder import STAGED, finish_replacement, own_files, replace_files
 from neural_mp.runs.report import Report, count_ops
-from neural_mp.space import Capability, EffectiveOp, planned_ops
-from neural_mp.util.text import counted
+from neural_mp.space import Capability, EffectiveOp, list_effective_ops
+from neural_mp.util.text import format_count
 from neural_mp.util.validators import (
     InvalidValueError,
     boolean,
     file_path,
     mapping_of,
-    matching,
     non_negative_integer,
     optional,
-    preview,
+    preview_value,
     record,
     string,
     validate_option,
+    values_matching,
 )
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ RESERVED = (
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[None]:
+def name_target(target: Path) -> Iterator[None]:
     """Name the target in errors of the file system raised in this context.
 
     Raises:
@@ -132,7 +132,7 @@ def check_output(path: Path) -> None:
         NeuralMPError: as for `check_destination`, or no framework writes files with the suffix.
     """
     if path.suffix.lower() in FILE_SUFFIXES and not path.is_dir():
-        with writing(path):
+        with name_target(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             check_writable(path.parent)
         return
@@ -159,7 +159,7 @@ def check_destination(path: str | Path) -> Path:
     for name in names:
         if os.path.lexists(target / name) and Path(name) not in own:
             raise _foreign_file_error(target, name)
-    with writing(target):
+    with name_target(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         check_writable(target.parent)
         if target.exists():
@@ -234,7 +234,9 @@ def _is_path_in_folder(name: str) -> bool:
 
 
 #: Validator of the file names (all inside the folder) and digests of a saved model.
-digests_of_files = mapping_of(string, matching("names of files in the folder", _is_path_in_folder))
+digests_of_files = mapping_of(
+    string, values_matching("names of files in the folder", _is_path_in_folder)
+)
 _FILES = record({"files": mapping_of(string)})
 
 
@@ -256,7 +258,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _validate_manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
-        raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
+        raise InvalidValueError(
+            f"the format must be {FORMAT_VERSION}, got {preview_value(version)}"
+        )
     return {"ops": {}, "boundary": None, "label_key": None, **_MANIFEST(value)}
 
 
@@ -301,8 +305,8 @@ def load_checkpoint(
         ModelLoadError: a file is missing or damaged, or the format is not supported.
     """
     started = time.perf_counter()
-    adaptor = adaptor_named("pytorch")
-    offered = needed(adaptor.checkpoints, adaptor.framework, "checkpoints of other tools")
+    adaptor = get_adaptor_named("pytorch")
+    offered = require_part(adaptor.checkpoints, adaptor.framework, "checkpoints of other tools")
     module, layers = offered.read(folder)
     original = adaptor.load(module, capture=Capture.LAYERS)
     space = adaptor.space(original, machine.detect())
@@ -316,12 +320,14 @@ def load_checkpoint(
         if layer.bits < 8:
             grouped[name] = _to_grouped_weight(layer)
     resolved = space.resolve(PrecisionPlan(configs))
-    groups = needed(adaptor.grouped_weights, adaptor.framework, "weights in groups")
+    groups = require_part(adaptor.grouped_weights, adaptor.framework, "weights in groups")
     converted = original
     if configs:
         converted = adaptor.convert_graph(groups.with_weights(original, grouped), resolved, {})
     model = LoadedModel(adaptor, converted)
-    notes = [f"{counted(len(rest), 'layer')} without a kernel: floats, {rest[0]}"] if rest else []
+    notes = (
+        [f"{format_count(len(rest), 'layer')} without a kernel: floats, {rest[0]}"] if rest else []
+    )
     report = Report(
         baseline_size=adaptor.weight_bytes(original),
         size=model.size,
@@ -330,7 +336,7 @@ def load_checkpoint(
         conversions=model.conversions,
         warnings=tuple(notes),
     )
-    return model, resolved.plan, report, planned_ops(space, resolved)
+    return model, resolved.plan, report, list_effective_ops(space, resolved)
 
 
 def _select_config(layer: IntegerLayer, capability: Capability) -> OpConfig | None:
@@ -345,8 +351,8 @@ def _select_config(layer: IntegerLayer, capability: Capability) -> OpConfig | No
     # A symmetric weight is also an asymmetric one, whose zero points are the middle code.
     schemes = [Scheme.SYMMETRIC] if layer.is_symmetric else []
     for scheme in (*schemes, Scheme.ASYMMETRIC):
-        config = weight_only(group_spec(layer.bits, _group_size(layer), scheme=scheme))
-        if capability.takes(config):
+        config = make_weight_only(group_spec(layer.bits, _group_size(layer), scheme=scheme))
+        if capability.accepts_config(config):
             return config
     return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neural_mp.adaptors.registry import require_framework
-from neural_mp.api.input_data import batches_of
+from neural_mp.api.input_data import read_file_batches
 from neural_mp.targets import load_profile
 
 if TYPE_CHECKING:
@@ -37,5 +37,5 @@ def audit_file(
     require_framework("onnxrt", "audits of files for accelerators")
     from neural_mp.adaptors.onnxrt.targets import file_audit
 
-    inputs = None if data is None else (batch for batch, _ in batches_of(data, 1, samples))
+    inputs = None if data is None else (batch for batch, _ in read_file_batches(data, 1, samples))
     return file_audit.audit_file(Path(path), load_profile(target), inputs, samples)

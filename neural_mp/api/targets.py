@@ -50,7 +50,7 @@ def check_ignored(options: Options) -> None:
         )
 
 
-def target_fingerprint(profile: TargetProfile | None) -> dict[str, str]:
+def compute_target_fingerprint(profile: TargetProfile | None) -> dict[str, str]:
     """Return the digest of an accelerator's rules, for keys of runs and caches; empty for a CPU."""
     if profile is None:
         return {}
@@ -58,7 +58,7 @@ def target_fingerprint(profile: TargetProfile | None) -> dict[str, str]:
     return {"target": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def integer_precisions(
+def choose_integer_precisions(
     profile: TargetProfile, explicit: tuple[Precision, ...] | None
 ) -> tuple[Precision, ...]:
     """Return the precisions of a search for an accelerator: by default, all that it offers.

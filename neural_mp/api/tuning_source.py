@@ -18,12 +18,12 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.input_data import TUNING_FILES
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.config import load_settings
-from neural_mp.config.options import DEFAULT_PRECISIONS, criterion_in
+from neural_mp.config.options import DEFAULT_PRECISIONS, parse_criterion_mapping
 from neural_mp.core import hardware
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
-from neural_mp.data.numpy_files import plain_arrays
-from neural_mp.data.text import DEFAULT_LENGTH, context_length
+from neural_mp.data.numpy_files import iterate_plain_arrays
+from neural_mp.data.text import DEFAULT_LENGTH, read_context_length
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.space import TuningSpace
 from neural_mp.util.labels import NAMES
@@ -40,12 +40,12 @@ def is_model(source: str) -> bool:
     path = validate_option("model", file_path, source)
     if path.suffix in TUNING_FILES:
         return False
-    return any(entry.rule.fit(source) for entry in FRAMEWORKS.values()) or (
+    return any(entry.rule.matches_source(source) for entry in FRAMEWORKS.values()) or (
         ":" in source and not path.exists()
     )
 
 
-def converter_of(source: str, trust: Collection[str]) -> MixedPrecision:
+def open_tuning_source(source: str, trust: Collection[str]) -> MixedPrecision:
     """Return the options of a tuning file, or of a model without a tuning file.
 
     Raises:
@@ -64,7 +64,7 @@ def converter_of(source: str, trust: Collection[str]) -> MixedPrecision:
     return MixedPrecision(load_settings(source, trust=trust), trust=trust)
 
 
-def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
+def parse_criterion_option(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
     """Return a criterion as `1%`, `0.01`, `relative:0.01` or `absolute:0.02`, in place of another.
 
     Raises:
@@ -81,7 +81,7 @@ def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
     with suppress(ValueError):  # a percentage, or a mistake that the validator names
         value = float(value)
     return replace(
-        criterion_in({kind: value}, "--tolerance"),
+        parse_criterion_mapping({kind: value}, "--tolerance"),
         higher_is_better=before.higher_is_better,
         any_tolerance=before.any_tolerance,
         any_baseline=before.any_baseline,
@@ -93,7 +93,7 @@ def is_text(data: Path) -> bool:
     return data.suffix in (".txt", ".jsonl")
 
 
-def dataset_of(data: Path, label: str | None = None, model: object = None) -> dict[str, Any]:
+def make_file_dataset(data: Path, label: str | None = None, model: object = None) -> dict[str, Any]:
     """Return the dataset of a data file, as in a tuning file.
 
     The labels are found by name, in a `.csv` file in the last column. A text is read with the
@@ -111,16 +111,16 @@ def dataset_of(data: Path, label: str | None = None, model: object = None) -> di
     if not data.is_file():
         raise DataError(f"there is no file {str(data)!r} in {str(Path.cwd())!r}")
     if is_text(data):
-        return _text_dataset(data, label, model)
+        return _make_text_dataset(data, label, model)
     if data.suffix == ".csv":
         return {"csv": {"path": str(data), **({} if label is None else {"label": label})}}
-    with plain_arrays(data, mapped=True) as arrays:
+    with iterate_plain_arrays(data, mapped=True) as arrays:
         names = ["inputs"] if isinstance(arrays, np.ndarray) else list(arrays.files)
     inputs, labels = _input_and_label_names(data, names, label)
     return {"numpy": {"path": str(data), "inputs_key": inputs, "labels_key": labels}}
 
 
-def _text_dataset(data: Path, label: str | None, model: object) -> dict[str, Any]:
+def _make_text_dataset(data: Path, label: str | None, model: object) -> dict[str, Any]:
     if label is not None:
         raise DataError(f"the labels of the text {str(data)!r} are its tokens; remove --label")
     folder = Path(str(model))
@@ -129,7 +129,7 @@ def _text_dataset(data: Path, label: str | None, model: object) -> dict[str, Any
             f"the text {str(data)!r} requires the tokenizer of a model folder, got the model "
             f"{str(model)!r}; give the folder, or token ids in a tuning file (dataset 'text')"
         )
-    length = context_length(folder)
+    length = read_context_length(folder)
     options = {} if length is None else {"length": min(length, DEFAULT_LENGTH)}
     return {"text": {"path": str(data), "tokenizer": str(folder), **options}}
 
@@ -186,7 +186,7 @@ evaluation:
 """
 
 
-def tuning_template(
+def write_tuning_template(
     model: AnyModel,
     name: str,
     file: Path,
@@ -208,7 +208,7 @@ def tuning_template(
     guess, reason = _suggest_metric(outputs)
     dataset = {"numpy": {"path": _DATA, "inputs_key": "inputs", "labels_key": "labels"}}
     if data is not None:
-        dataset = dataset_of(data, label)
+        dataset = make_file_dataset(data, label)
     floats_or_bytes = [p for p in CPU_PRECISIONS if p is not Precision.FP32 and not p.is_low_bit]
     usable = [p.value for p in floats_or_bytes if _has_unemulated_op(space, p)]
     contractions = [op.name for op in space.contractions]

@@ -14,11 +14,11 @@ import numpy as np
 from neural_mp.api import config_objects
 from neural_mp.common import Metric
 from neural_mp.config import MetricSettings, Settings
-from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
+from neural_mp.config.values import EACH, NO_METRICS, parse_bool_list, parse_number_list
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.metrics import METRICS, as_metric
-from neural_mp.metrics.coercion import is_with_options, metric_name, unwrapped
+from neural_mp.metrics import METRICS, convert_to_metric
+from neural_mp.metrics.coercion import get_metric_name, is_with_options, unwrap_layers
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.metric_values import MetricAggregation
 
@@ -44,7 +44,7 @@ class MetricSet(Sequence[tuple[Metric, float]]):
     said: tuple[bool | None, ...] = ()
 
     def __post_init__(self) -> None:
-        names = self.names or [metric_name(metric) for metric, _ in self.pairs]
+        names = self.names or [get_metric_name(metric) for metric, _ in self.pairs]
         object.__setattr__(self, "names", _number_repeated_names(names))
         object.__setattr__(self, "said", self.said or (None,) * len(self.pairs))
 
@@ -71,18 +71,18 @@ def gather_metrics(
         MetricError: an object is not a metric.
         DataError: evaluation data are missing, or batches are not pairs.
     """
-    metrics = _configured_metrics(settings) if given is None else parse_metrics(given)
+    metrics = _build_configured_metrics(settings) if given is None else parse_metrics(given)
     if metrics and eval_func is None:
         if evaluation is None:
             raise DataError(
                 "a metric requires evaluation data, got none; set eval_dataloader "
                 "(evaluation.accuracy.dataloader in YAML)"
             )
-        next(evaluation.pairs())  # raises before a model is captured
+        next(evaluation.iterate_pairs())  # raises before a model is captured
     return metrics
 
 
-def replaced_metric(given: object, eval_func: EvalFunc | None) -> tuple[str, ...]:
+def warn_replaced_metric(given: object, eval_func: EvalFunc | None) -> tuple[str, ...]:
     """Warn if Python sets both a metric and the evaluation function that replaces the metric."""
     if given is None or eval_func is None:
         return ()
@@ -113,7 +113,7 @@ def parse_metrics(given: Any) -> MetricSet:
         several = [given]
     if not several:
         raise ConfigurationError(f"metric must have at least one metric, got {given!r}; add one")
-    metrics = [as_metric(metric) for metric in several]
+    metrics = [convert_to_metric(metric) for metric in several]
     if not by_name:
         share = 1.0 / len(metrics)
         return MetricSet(tuple((metric, share) for metric in metrics))
@@ -121,12 +121,12 @@ def parse_metrics(given: Any) -> MetricSet:
     higher = options.get("higher_is_better")
     directions: tuple[bool | None, ...] = ()
     if higher is not None:
-        directions = tuple(bools_of("metric: higher_is_better", higher, len(metrics)))
+        directions = tuple(parse_bool_list("metric: higher_is_better", higher, len(metrics)))
     weight = options.get("weight")
     if weight is None or weight == EACH:
         pairs = tuple((metric, 1.0) for metric in metrics)
         return MetricSet(pairs, tuple(named), len(metrics) > 1, directions)
-    weights = numbers_of("metric: weight", weight, len(metrics))
+    weights = parse_number_list("metric: weight", weight, len(metrics))
     return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=directions)
 
 
@@ -137,8 +137,8 @@ def _attach_metric_name(name: str, given: object) -> object:
     return (name, given) if type(given) is int and name in METRICS else given
 
 
-def _configured_metrics(settings: Settings) -> MetricSet:
-    pairs = config_objects.metrics(settings)
+def _build_configured_metrics(settings: Settings) -> MetricSet:
+    pairs = config_objects.build_metrics(settings)
     items = settings.evaluation.metrics
     several = len(items) > 1
     return MetricSet(
@@ -158,22 +158,22 @@ def _number_repeated_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(numbered)
 
 
-def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
+def qualify_metric_name(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     """Return the qualified name of the metric, so that a resumed run does not mix two scales."""
     if eval_func is not None:
-        return _qualified_name(eval_func)
-    parts = [f"{weight:g}·{_qualified_name(metric)}" for metric, weight in metrics]
+        return _get_qualified_name(eval_func)
+    parts = [f"{weight:g}·{_get_qualified_name(metric)}" for metric, weight in metrics]
     if isinstance(metrics, MetricSet) and metrics.every:
         return "each of " + ", ".join(
-            f"{name}={_qualified_name(metric)}"
+            f"{name}={_get_qualified_name(metric)}"
             for name, (metric, _) in zip(metrics.names, metrics, strict=True)
         )
     return ", ".join(parts)
 
 
-def _qualified_name(subject: object) -> str:
+def _get_qualified_name(subject: object) -> str:
     """Return the qualified name of a function or of the class of an object, with its module."""
-    inner = unwrapped(subject)[-1]
+    inner = unwrap_layers(subject)[-1]
     kind = inner if hasattr(inner, "__qualname__") else type(inner)
     name = f"{kind.__module__}.{kind.__qualname__}"
     own = getattr(subject, "__name__", None)
@@ -246,7 +246,7 @@ def resolve_direction(
         ConfigurationError: criterion and metrics contradict each other, or the direction is
             undeclared and the name suggests an error.
     """
-    measures = _contributing_measures(metrics, eval_func, configured)
+    measures = _list_contributing_measures(metrics, eval_func, configured)
     if eval_func is None and isinstance(metrics, MetricSet) and metrics.every:
         return replace(criterion, higher_is_better=True)  # see `build_aggregation`
     declared = {measure.said for measure in measures if measure.said is not None}
@@ -255,7 +255,7 @@ def resolve_direction(
     chosen = criterion.higher_is_better
     if chosen is not None:
         if declared and chosen not in declared:
-            raise _contradiction_error(chosen, measures)
+            raise _make_contradiction_error(chosen, measures)
         return criterion
     for measure in measures:
         if measure.doubtful_name is not None:
@@ -266,7 +266,7 @@ def resolve_direction(
     return replace(criterion, higher_is_better=directions.pop())
 
 
-def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
+def format_metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     """Return the name of the metric for tables: `RMSE`, `0.5·F1 + 0.5·AUC`."""
     if eval_func is not None:
         return _measure_name(eval_func)
@@ -307,15 +307,15 @@ def build_aggregation(metrics: MetricSet, criterion: AccuracyCriterion) -> Metri
 
 def _is_higher_better(default: bool | None, name: str) -> bool:
     """Whether higher is better for a value that a user's metric returns under this name."""
-    registered = METRICS.find(name) if ":" not in name and name in METRICS else None
-    declared = _declared_direction([registered]) if registered is not None else None
+    registered = METRICS.find_factory(name) if ":" not in name and name in METRICS else None
+    declared = _find_declared_direction([registered]) if registered is not None else None
     measure = _Measure(name, declared if declared is not None else default, (name,))
     if measure.doubtful_name is not None:
         raise _doubtful_direction_error(measure)
     return measure.said is not False
 
 
-def _contributing_measures(
+def _list_contributing_measures(
     metrics: WeightedMetrics, eval_func: EvalFunc | None, configured: Sequence[MetricSettings]
 ) -> list[_Measure]:
     if eval_func is not None:
@@ -327,14 +327,16 @@ def _contributing_measures(
 
 
 def _build_measure(subject: object, *names: str) -> _Measure:
-    own = unwrapped(subject)
+    own = unwrap_layers(subject)
     kinds = [kind.__name__ for kind in type(own[-1]).__mro__]
     return _Measure(
-        _measure_name(subject), _declared_direction(own), (_measure_name(subject), *kinds, *names)
+        _measure_name(subject),
+        _find_declared_direction(own),
+        (_measure_name(subject), *kinds, *names),
     )
 
 
-def _declared_direction(subjects: Sequence[Any]) -> bool | None:
+def _find_declared_direction(subjects: Sequence[Any]) -> bool | None:
     """Return the first `higher_is_better` that is set; None if undeclared."""
     for subject in subjects:
         value = getattr(subject, "higher_is_better", None)
@@ -348,7 +350,7 @@ def _declared_direction(subjects: Sequence[Any]) -> bool | None:
 
 
 def _measure_name(subject: object) -> str:
-    name = metric_name(subject)
+    name = get_metric_name(subject)
     return "eval_func" if name == "<lambda>" else name
 
 
@@ -360,7 +362,7 @@ def _doubtful_direction_error(measure: _Measure) -> ConfigurationError:
     )
 
 
-def _contradiction_error(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationError:
+def _make_contradiction_error(chosen: bool, measures: Sequence[_Measure]) -> ConfigurationError:
     stated = "; ".join(str(measure) for measure in measures if measure.said is not None)
     return ConfigurationError(
         f"{stated}, but accuracy_criterion has higher_is_better: {chosen}; remove higher_is_better "

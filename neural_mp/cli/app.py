@@ -12,11 +12,11 @@ from typer.core import TyperGroup
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
-from neural_mp.cli.errors import ExitCode, epilog, report_error, say_error
+from neural_mp.cli.errors import ExitCode, help_epilog, print_error_line, report_error
 from neural_mp.cli.inspection import audit, explain, inspect
 from neural_mp.cli.kernels import WithProgram, hardware, kernels
 from neural_mp.cli.measurements import advise, benchmark, compare, sensitivity
-from neural_mp.cli.options import command
+from neural_mp.cli.options import make_command
 from neural_mp.cli.report import report
 from neural_mp.cli.tuning import convert, init, tune, tune_many
 
@@ -34,13 +34,13 @@ class _OneLineErrors(TyperGroup):
         try:
             code = super().main(*args, **options)
         except Exception as error:
-            code = _usage_code(error)
+            code = _report_usage_error(error)
             if code is None:
                 raise
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 
-def _usage_code(error: Exception) -> int | None:
+def _report_usage_error(error: Exception) -> int | None:
     """Print an error of the command line; return its exit code, None for other errors.
 
     Typer has its own copy of click's exceptions, or none: they are known by their methods.
@@ -53,7 +53,7 @@ def _usage_code(error: Exception) -> int | None:
         show()
     else:
         of = f" {context.info_name}" if context.parent is not None else ""
-        say_error(f"UsageError: {format_message().rstrip('.')}; see neural-mp{of} --help")
+        print_error_line(f"UsageError: {format_message().rstrip('.')}; see neural-mp{of} --help")
     return int(getattr(error, "exit_code", ExitCode.MISTAKE))
 
 
@@ -61,7 +61,7 @@ app = typer.Typer(
     name="neural-mp",
     cls=_OneLineErrors,
     help="Find the fastest version of a trained model that meets an accuracy target.",
-    epilog=epilog("tune conf.yaml --output tuned"),
+    epilog=help_epilog("tune conf.yaml --output tuned"),
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -117,7 +117,7 @@ _COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
 }
 for _function, _examples in _COMMANDS.items():
     _kind = WithProgram if _function is kernels else None
-    app.command(cls=_kind, epilog=epilog(*_examples))(command(_function))
+    app.command(cls=_kind, epilog=help_epilog(*_examples))(make_command(_function))
 
 
 def _open_streams() -> None:

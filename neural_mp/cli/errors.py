@@ -10,7 +10,7 @@ from types import TracebackType
 
 import neural_mp
 from neural_mp.errors import NeuralMPError, is_users_own
-from neural_mp.reporting import error_console
+from neural_mp.reporting import create_error_console
 
 
 class ExitCode(IntEnum):
@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
     @property
-    def words(self) -> str:
+    def exit_meaning(self) -> str:
         """Meaning of the exit code, for help texts."""
         return _WORDS[self]
 
@@ -45,9 +45,9 @@ _WORDS = {
 }
 
 
-def epilog(*examples: str) -> str:
+def help_epilog(*examples: str) -> str:
     """Return the end of a command's help: examples (without `neural-mp`) and exit codes."""
-    codes = "; ".join(f"{code.value} {code.words}" for code in ExitCode)
+    codes = "; ".join(f"{code.value} {code.exit_meaning}" for code in ExitCode)
     lines = [f"Example: neural-mp {example}" for example in examples]
     return "\n\n".join([*lines, f"Exit codes: {codes}."])
 
@@ -61,7 +61,7 @@ _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 def report_error(error: Exception) -> ExitCode:
     """Print an error, a user mistake as one line, others with a traceback; return the exit code."""
     if isinstance(error, NeuralMPError) and not is_users_own(error):
-        say_error(f"{type(error).__name__}: {error}")
+        print_error_line(f"{type(error).__name__}: {error}")
         return ExitCode.MISTAKE
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
@@ -70,15 +70,17 @@ def report_error(error: Exception) -> ExitCode:
     trace = _from_users_code(error.__traceback__) if users else error.__traceback__
     traceback.print_exception(type(error), error, trace)
     if users:
-        say_error(f"the exception comes from your own code{location}, not from neural-mp")
+        print_error_line(f"the exception comes from your own code{location}, not from neural-mp")
         return ExitCode.USER_CODE
-    say_error("internal error of neural-mp; please report it with the lines above")
+    print_error_line("internal error of neural-mp; please report it with the lines above")
     return ExitCode.FAULT
 
 
-def say_error(message: str) -> None:
+def print_error_line(message: str) -> None:
     """Print a text as one unwrapped line on standard error."""
-    error_console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    create_error_console().print(
+        message, style="red", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _is_users(filename: str) -> bool:

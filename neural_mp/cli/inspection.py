@@ -64,31 +64,33 @@ def inspect(
                 f"--type requires a model, got the saved result {model!r}; give --match or "
                 f"--summary"
             )
-        _inspect_saved(out, model, pattern, summary)
+        _inspect_saved_result(out, model, pattern, summary)
         return
-    loaded = options.load(model, out)
-    from neural_mp.api.portability import exact_targets
+    loaded = options.load_model(model, out)
+    from neural_mp.api.portability import describe_exact_targets
     from neural_mp.api.targets import seen_by_target
     from neural_mp.core import hardware
-    from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
+    from neural_mp.reporting import CapabilitySummary, build_capability_table, build_summary_table
 
-    with out.working(f"Reading the capabilities of {model}"):
+    with out.show_progress(f"Reading the capabilities of {model}"):
         loaded, cpu = seen_by_target(loaded, target or hardware.HOST_TARGET)
         machine = hardware.detect().for_target(cpu)
         space = loaded.adaptor.space(loaded.held, machine)
     ops = _select_ops(list(space.graph), op_type or (), pattern)
     if summary:
-        counts = CapabilitySummary.of(space, ops)
-        out.show(summary_table(counts))
+        counts = CapabilitySummary.from_ops(space, ops)
+        out.show_table(build_summary_table(counts))
     else:
-        out.show(capability_table(space, ops, each=per_op))
+        out.show_table(build_capability_table(space, ops, each=per_op))
         if loaded.full_range_kernels:
-            out.line(f"exact on {exact_targets(loaded)}")
+            out.show_line(f"exact on {describe_exact_targets(loaded)}")
     if out.as_json:
-        out.document(counts.to_dict() if summary else [_op_document(space, op) for op in ops])
+        out.show_document(
+            counts.to_dict() if summary else [_make_op_document(space, op) for op in ops]
+        )
 
 
-def _inspect_saved(
+def _inspect_saved_result(
     out: Output, folder: str, pattern: re.Pattern[str] | None, summary: bool
 ) -> None:
     from neural_mp.api.optimized_model import load
@@ -96,19 +98,19 @@ def _inspect_saved(
     from neural_mp.reporting import plan_table
     from neural_mp.reporting.tables import op_counts_table
 
-    with out.working(f"Loading {folder}"):
+    with out.show_progress(f"Loading {folder}"):
         saved = load(folder)
     names = _match_names(list(saved.plan), pattern, "the plan has no op that matches --match")
     plan = PrecisionPlan({name: saved.plan[name] for name in names})
     if summary:
         counts = saved.report.op_counts
-        out.show(op_counts_table(counts))
+        out.show_table(op_counts_table(counts))
         document: Any = {"types": {kind: dict(by) for kind, by in counts.items()}}
     else:
-        out.show(plan_table(plan, saved.exact_on))
+        out.show_table(plan_table(plan, saved.exact_on))
         document = {"plan": plan.to_dict()}
     if out.as_json:
-        out.document({**document, "exact_on": saved.exact_on})
+        out.show_document({**document, "exact_on": saved.exact_on})
 
 
 def _compile_match(match: str | None) -> re.Pattern[str] | None:
@@ -157,7 +159,7 @@ def _match_names(names: list[str], pattern: re.Pattern[str] | None, missing: str
     return matching
 
 
-def _op_document(space: TuningSpace, op: Op) -> dict[str, Any]:
+def _make_op_document(space: TuningSpace, op: Op) -> dict[str, Any]:
     capability = space.capabilities[op.name]
     return {
         "name": op.name,
@@ -190,22 +192,22 @@ def explain(
     from neural_mp.api.explain import explain_op
     from neural_mp.core import hardware
     from neural_mp.core.precision import parse_precisions
-    from neural_mp.reporting import explanation_table
-    from neural_mp.reporting.tables import stage_words
+    from neural_mp.reporting import build_explanation_table
+    from neural_mp.reporting.tables import format_stage_levels
 
     if plan is not None and workspace is not None:
         raise ConfigurationError("explain takes --plan or --workspace, got both; remove one")
     record = None if workspace is None else read_run(workspace)
-    target = target or _target_of(record)
+    target = target or _find_run_target(record)
     if target not in hardware.TARGETS:
         if precision:
             raise ConfigurationError(
                 f"--precision is for CPUs, which {target!r} is not; remove --precision"
             )
-        _explain_for_accelerator(out, options.load(model, out), op, target, plan, record)
+        _explain_for_accelerator(out, options.load_model(model, out), op, target, plan, record)
         return
     precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
-    loaded = options.load(model, out)
+    loaded = options.load_model(model, out)
     explained_op, explanations = explain_op(
         loaded, op, precisions, plan or _plan_of_noise(record), target
     )
@@ -213,16 +215,16 @@ def explain(
         p: (explanation.list, explanation.runs_in, explanation.reason)
         for p, explanation in explanations.items()
     }
-    out.show(explanation_table(explained_op, rows))
-    noise = _stage_noise(record)
-    text = "" if noise is None else stage_words(noise, explained_op.name)
+    out.show_table(build_explanation_table(explained_op, rows))
+    noise = _get_stage_noise(record)
+    text = "" if noise is None else format_stage_levels(noise, explained_op.name)
     if text:
-        out.line(f"SQNR of its result against FP32: {text}")
+        out.show_line(f"SQNR of its result against FP32: {text}")
     if out.as_json:
-        out.document(_explanation_document(explained_op, explanations, noise))
+        out.show_document(_make_explanation_document(explained_op, explanations, noise))
 
 
-def _target_of(record: RunRecord | None) -> str:
+def _find_run_target(record: RunRecord | None) -> str:
     """Return the accelerator that a run was for; this CPU for any other run, and without one."""
     from neural_mp.core import hardware
 
@@ -239,22 +241,22 @@ def _explain_for_accelerator(
     out: Output, loaded: AnyModel, op: str, target: str, plan: Path | None, record: RunRecord | None
 ) -> None:
     from neural_mp.api.explain_widths import explain_widths
-    from neural_mp.reporting.tables import widths_table
+    from neural_mp.reporting.tables import build_widths_table
 
     ending = None if record is None else record.ending
     report = None if ending is None else ending.report
-    with out.working(f"Reading the widths of {target}"):
+    with out.show_progress(f"Reading the widths of {target}"):
         explained_op, rows = explain_widths(
             loaded, op, target, plan or _plan_of_noise(record), report
         )
-    out.show(
-        widths_table(
+    out.show_table(
+        build_widths_table(
             explained_op, {name: (row.decision.value, row.reason) for name, row in rows.items()}
         )
     )
     if out.as_json:
         widths = {name: {**vars(row), "decision": row.decision.value} for name, row in rows.items()}
-        out.document(
+        out.show_document(
             {
                 "op": explained_op.name,
                 "type": explained_op.type,
@@ -271,11 +273,11 @@ def _plan_of_noise(record: RunRecord | None) -> PrecisionPlan | None:
     return trained[-1].plan if trained else record.ending.plan
 
 
-def _stage_noise(record: RunRecord | None) -> StageNoise | None:
+def _get_stage_noise(record: RunRecord | None) -> StageNoise | None:
     return None if record is None or record.ending is None else record.ending.report.stage_noise
 
 
-def _explanation_document(
+def _make_explanation_document(
     op: Op, explanations: Mapping[Precision, Explanation], noise: StageNoise | None
 ) -> dict[str, Any]:
     precisions = {
@@ -316,17 +318,17 @@ def audit(
     if target is not None:
         _audit_for_target(out, model, target, data, samples)
         return
-    from neural_mp.reporting import audit_table, audit_words
+    from neural_mp.reporting import build_audit_table, summarize_audit_lines
 
     result = _load_or_convert_model(out, model, plan, options)
-    with out.working(f"Running {model}"):
+    with out.show_progress(f"Running {model}"):
         report = result.audit()
     shown = report.ops if show_all else report.findings
     if shown:
-        out.show(audit_table(shown))
-    out.line(audit_words(report))
+        out.show_table(build_audit_table(shown))
+    out.show_line(summarize_audit_lines(report))
     if out.as_json:
-        out.document(_audit_document(result, report, show_all))
+        out.show_document(_make_audit_document(result, report, show_all))
     if not report.holds:
         raise typer.Exit(ExitCode.PLAN_BROKEN)
 
@@ -337,14 +339,14 @@ def _audit_for_target(
     from neural_mp.api.target_audit import audit_file
     from neural_mp.reporting import target_audit_tables
 
-    with out.working(f"Auditing {model} for {target}"):
+    with out.show_progress(f"Auditing {model} for {target}"):
         audit = audit_file(model, target, data, samples)
     findings = [(f.op or "–", f.op_type or "–", f.rule.value, f.message) for f in audit.findings]
     rows = [] if audit.compiled is None else audit.compiled.kernels
     kernels = [(str(row.count), row.kind, row.types) for row in rows]
-    out.show(target_audit_tables(audit.profile.title, findings, kernels, audit.notes))
+    out.show_table(target_audit_tables(audit.profile.title, findings, kernels, audit.notes))
     if out.as_json:
-        out.document(_file_audit_document(audit))
+        out.show_document(_file_audit_document(audit))
     if not audit.holds:
         raise typer.Exit(ExitCode.PLAN_BROKEN)
 
@@ -379,18 +381,20 @@ def _load_or_convert_model(
                 f"--plan requires a model, got the saved result {model!r}, which has its own plan; "
                 f"remove --plan"
             )
-        with out.working(f"Loading {model}"):
+        with out.show_progress(f"Loading {model}"):
             return load(model)
     if plan is None:
         raise ConfigurationError(
             f"nothing to audit: {model!r} is not a saved result and has no plan; give the folder "
             f"of a saved result, or --plan"
         )
-    with out.working(f"Converting {model}"):
-        return convert_with_plan(model, plan, framework=options.framework, inputs=options.inputs)
+    with out.show_progress(f"Converting {model}"):
+        return convert_with_plan(
+            model, plan, framework=options.framework, inputs=options.random_inputs
+        )
 
 
-def _audit_document(result: OptimizedModel, report: Audit, show_all: bool) -> dict[str, Any]:
+def _make_audit_document(result: OptimizedModel, report: Audit, show_all: bool) -> dict[str, Any]:
     return {
         "framework": result.framework,
         "holds": report.holds,

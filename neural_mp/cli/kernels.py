@@ -84,7 +84,7 @@ def kernels(
             "no log is given; give a file, or a program after --, e.g. "
             "neural-mp kernels -- python train.py"
         )
-    with out.working(f"Reading {log}"):
+    with out.show_progress(f"Reading {log}"):
         logs = [_read_log(name) for name in (log, other) if name is not None]
     if len(logs) == 1:
         _show_kernels(out, logs[0], keys, {})
@@ -117,20 +117,20 @@ def _run_and_show_kernels(
         raise KernelLogError(f"no kernel to show: {log.empty_because}")
     if code:
         ended = f"{program[0]} ended with exit code {code}"
-        out.warn(ended if log.calls else f"{ended}, before any kernel of oneDNN ran")
+        out.show_warning(ended if log.calls else f"{ended}, before any kernel of oneDNN ran")
         raise typer.Exit(code)
 
 
 def _show_kernels(
     out: Output, log: KernelLog, keys: Sequence[KernelKey], more: dict[str, Any]
 ) -> None:
-    from neural_mp.reporting.tables import kernel_table
+    from neural_mp.reporting.tables import build_kernel_table
 
     for key in keys:
-        out.show(kernel_table(log, key))
+        out.show_table(build_kernel_table(log, key))
     if out.as_json:
         rows = {key: [vars(row) for row in log.by(key)] for key in keys}
-        out.document({**_log_summary(log), "by": rows, **more})
+        out.show_document({**_make_log_summary(log), "by": rows, **more})
 
 
 def _show_kernel_changes(
@@ -143,24 +143,24 @@ def _show_kernel_changes(
     pairs = {key: side_by_side(baseline, candidate, key) for key in keys}
     changes = changed_kernels(baseline, candidate)
     for label, log in logs.items():
-        out.line(f"{label}: {summarize_log(log)}")
+        out.show_line(f"{label}: {summarize_log(log)}")
     for key, rows in pairs.items():
-        out.show(kernel_pairs_table(rows, key, (baseline, candidate)))
-    out.show(kernel_changes_table(changes))
+        out.show_table(kernel_pairs_table(rows, key, (baseline, candidate)))
+    out.show_table(kernel_changes_table(changes))
     for label, log in logs.items():
         for note in log.notes:
-            out.line(f"{label}: {note}")
+            out.show_line(f"{label}: {note}")
     if out.as_json:
-        out.document(
+        out.show_document(
             {
-                **{label: _log_summary(log) for label, log in logs.items()},
+                **{label: _make_log_summary(log) for label, log in logs.items()},
                 "by": {key: [asdict(pair) for pair in rows] for key, rows in pairs.items()},
                 "changed": [vars(change) for change in changes],
             }
         )
 
 
-def _log_summary(log: KernelLog) -> dict[str, Any]:
+def _make_log_summary(log: KernelLog) -> dict[str, Any]:
     return {
         "library": log.library,
         "isa": log.isa,
@@ -196,16 +196,16 @@ def _forward_output(text: bytes) -> None:
 
 def hardware(*, out: Output) -> None:
     """Show the precisions that run natively, and whether INT8 kernels are exact."""
-    from neural_mp.adaptors.registry import installed_accumulation
+    from neural_mp.adaptors.registry import probe_installed_accumulation
     from neural_mp.core import hardware as machine
     from neural_mp.core.precision import CPU_PRECISIONS
-    from neural_mp.reporting import hardware_table
+    from neural_mp.reporting import build_hardware_table
 
     host = machine.detect()
-    with out.working("Reading the kernels of the installed frameworks"):
-        products = installed_accumulation(host)
-    out.show(hardware_table(host, products))
+    with out.show_progress("Reading the kernels of the installed frameworks"):
+        products = probe_installed_accumulation(host)
+    out.show_table(build_hardware_table(host, products))
     if out.as_json:
         supports = {p.value: vars(host.support(p)) for p in CPU_PRECISIONS}
         described = {"name": host.name, "cores": host.cores, "cpu": supports}
-        out.document({**described, "int8_accumulation": products})
+        out.show_document({**described, "int8_accumulation": products})

@@ -41,19 +41,19 @@ def benchmark(
 ) -> None:
     """Compare latency, throughput and size in interleaved rounds."""
     with trusting(trust or ()):
-        from neural_mp.api.input_data import random_inputs
+        from neural_mp.api.input_data import make_random_inputs
         from neural_mp.api.named_models import benchmark_models
-        from neural_mp.reporting import benchmark_table
+        from neural_mp.reporting import build_benchmark_table
 
-        inputs = random_inputs(input_shape or ())
-        with out.working(f"Loading and running {', '.join(models)}"):
+        inputs = make_random_inputs(input_shape or ())
+        with out.show_progress(f"Loading and running {', '.join(models)}"):
             rows = benchmark_models(models, batch_size, warmup, iterations, inputs)
-        out.show(benchmark_table(rows))
+        out.show_table(build_benchmark_table(rows))
         if out.as_json:
-            out.document({"models": [_row_document(row) for row in rows]})
+            out.show_document({"models": [_make_row_document(row) for row in rows]})
 
 
-def _row_document(row: BenchmarkRow) -> dict[str, Any]:
+def _make_row_document(row: BenchmarkRow) -> dict[str, Any]:
     return {
         "model": row.name,
         "latency": row.latency,
@@ -84,15 +84,19 @@ def compare(
     out: Output,
 ) -> None:
     """Compare two models of one origin op by op, and show the first divergence."""
-    out.one_form(as_csv)
+    out.check_single_format(as_csv)
     from neural_mp.api.compare import compare_files
-    from neural_mp.reporting.comparison import MARKED, comparison_csv, comparison_table
+    from neural_mp.reporting.comparison import (
+        MARKED,
+        build_comparison_tables,
+        format_comparison_csv,
+    )
 
     if data is None:
-        out.warn(
+        out.show_warning(
             "the models are compared on random inputs; results may differ on your data; give --data"
         )
-    with out.working(f"Comparing {a} and {b}"):
+    with out.show_progress(f"Comparing {a} and {b}"):
         comparison = compare_files(
             a,
             b,
@@ -100,17 +104,17 @@ def compare(
             samples=samples,
             batch_size=batch_size,
             framework=options.framework,
-            inputs=options.inputs,
+            inputs=options.random_inputs,
             trust=options.trust,
         )
     if as_csv:
-        out.line(comparison_csv(comparison, worst).rstrip())
+        out.show_line(format_comparison_csv(comparison, worst).rstrip())
     else:
-        out.show(comparison_table(comparison, worst))
+        out.show_table(build_comparison_tables(comparison, worst))
     if out.as_json:
         document = comparison.to_dict()
         document["worst"] = [layer.name for layer in comparison.worst(worst or MARKED)]
-        out.document(document)
+        out.show_document(document)
 
 
 def sensitivity(
@@ -133,16 +137,18 @@ def sensitivity(
     out: Output,
 ) -> None:
     """Show the accuracy cost and the speed gain of each tensor and op."""
-    out.one_form(as_csv)
-    from neural_mp.api.named_models import sensitivity_of
+    out.check_single_format(as_csv)
+    from neural_mp.api.named_models import measure_model_sensitivity
     from neural_mp.api.saved_model import is_saved_model
-    from neural_mp.reporting import LiveListener, error_console, sensitivity_table
+    from neural_mp.reporting import LiveListener, build_sensitivity_table, create_error_console
     from neural_mp.tuning.listener import Listener
 
     has_data = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
     if data is None and not has_data:
-        out.warn("noise is measured on random inputs and may differ on your data; give --data")
-    sensitivities = sensitivity_of(
+        out.show_warning(
+            "noise is measured on random inputs and may differ on your data; give --data"
+        )
+    sensitivities = measure_model_sensitivity(
         model,
         data,
         precisions=precision or (),
@@ -150,16 +156,16 @@ def sensitivity(
         batch_size=batch_size,
         most=most,
         framework=options.framework,
-        inputs=options.inputs,
-        listener=Listener() if out.quiet else LiveListener(error_console(), summary=False),
+        inputs=options.random_inputs,
+        listener=Listener() if out.quiet else LiveListener(create_error_console(), summary=False),
         trust=options.trust,
     )
     if as_csv:
-        out.line(sensitivities.to_csv().rstrip())
+        out.show_line(sensitivities.to_csv().rstrip())
     else:
-        out.show(sensitivity_table(sensitivities))
+        out.show_table(build_sensitivity_table(sensitivities))
     if out.as_json:
-        out.document({"decisions": sensitivities.to_dict()})
+        out.show_document({"decisions": sensitivities.to_dict()})
 
 
 def advise(
@@ -189,21 +195,21 @@ def advise(
         raise ConfigurationError(
             f"--output {output}: the folder {str(output.parent)!r} must exist; create it"
         )
-    with out.working(f"Training as configured in {conf}"):
+    with out.show_progress(f"Training as configured in {conf}"):
         advice = advise_from_file(
             conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
         )
-    out.show(advice.table)
+    out.show_table(advice.table)
     for warning in advice.warnings:
-        out.warn(warning)
+        out.show_warning(warning)
     if output is not None:
         advice.save_plan(output)
-        out.line(f"saved to {output}")
+        out.show_line(f"saved to {output}")
     if out.as_json:
-        out.document(_advice_document(advice, output))
+        out.show_document(_make_advice_document(advice, output))
 
 
-def _advice_document(advice: Advice, saved: Path | None) -> dict[str, Any]:
+def _make_advice_document(advice: Advice, saved: Path | None) -> dict[str, Any]:
     return {
         "precision": advice.precision.value,
         "keep": list(advice.keep),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
 
-def flag_of(name: str) -> Any:
+def make_flag_annotation(name: str) -> Any:
     """Return the annotation of a command's parameter for an option of a run."""
     option, hint = OPTIONS[name], get_type_hints(Options)[name]
     kind = next((kind for kind in (bool, int, float) if hint in (kind, kind | None)), str)
@@ -39,7 +39,7 @@ ModelArgument = Annotated[str, typer.Argument(help="Model file or folder, or mod
 FrameworkOption = Annotated[
     str | None, typer.Option(help="Framework; default: detected from the model.")
 ]
-TargetOption = flag_of("target")
+TargetOption = make_flag_annotation("target")
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(help="Shape of an input, e.g. 2,3,224,224 or int64:2,128; one option per input."),
@@ -83,33 +83,33 @@ class ModelOptions(ExitStack):
         return self
 
     @property
-    def inputs(self) -> tuple[np.ndarray, ...] | None:
+    def random_inputs(self) -> tuple[np.ndarray, ...] | None:
         """Random example inputs of the given shapes; None without shapes."""
-        from neural_mp.api.input_data import random_inputs
+        from neural_mp.api.input_data import make_random_inputs
 
-        return random_inputs(self._shapes)
+        return make_random_inputs(self._shapes)
 
-    def load(self, model: str, out: Output) -> AnyModel:
+    def load_model(self, model: str, out: Output) -> AnyModel:
         """Load the model given by an argument.
 
         Raises:
             NeuralMPError: the model cannot be loaded.
         """
-        inputs = self.inputs
-        with out.working(f"Loading {model}"):
+        inputs = self.random_inputs
+        with out.show_progress(f"Loading {model}"):
             from neural_mp.api.loading import load_source
 
             return load_source(model, self.framework, inputs)
 
 
-def workload_of(text: str) -> object:
+def parse_workload_option(text: str) -> object:
     """Return the value of `--workload`.
 
     Raises:
         ConfigurationError: the text is not YAML.
     """
     try:
-        return Workload.parse(load_yaml(text))
+        return Workload.from_value(load_yaml(text))
     except YamlError as error:
         raise ConfigurationError(
             f"--workload must be a mapping, e.g. '{{decode: 0.8, prefill: 0.2, prompt: 512}}', got "
@@ -150,13 +150,13 @@ class SearchOptions(ExitStack):
     def __enter__(self) -> SearchOptions:
         return self
 
-    def apply(self, converter: MixedPrecision) -> None:
+    def apply_to(self, converter: MixedPrecision) -> None:
         """Set the given options.
 
         Raises:
             NeuralMPError: an option is invalid, or the data cannot be read.
         """
-        from neural_mp.api.tuning_source import criterion_of, dataset_of, is_text
+        from neural_mp.api.tuning_source import is_text, make_file_dataset, parse_criterion_option
         from neural_mp.data import OWN, build_dataloader
 
         if self.data is None and (self.label is not None or self.batch_size is not None):
@@ -164,9 +164,11 @@ class SearchOptions(ExitStack):
                 "--label and --batch-size require --data, got none; add --data"
             )
         for name, value in self.flags.items():
-            setattr(converter, name, workload_of(value) if name == "workload" else value)
+            setattr(converter, name, parse_workload_option(value) if name == "workload" else value)
         if self.data is not None:
-            spec: dict[str, Any] = {"dataset": dataset_of(self.data, self.label, converter.model)}
+            spec: dict[str, Any] = {
+                "dataset": make_file_dataset(self.data, self.label, converter.model)
+            }
             if self.batch_size is not None:
                 spec["batch_size"] = self.batch_size
             converter.eval_dataloader = build_dataloader(spec, OWN)
@@ -178,7 +180,7 @@ class SearchOptions(ExitStack):
                 has_workload = converter.workload is not None
                 converter.set_default("objective", mixed if has_workload else "footprint")
         if self.tolerance is not None:
-            converter.accuracy_criterion = criterion_of(
+            converter.accuracy_criterion = parse_criterion_option(
                 self.tolerance, converter.accuracy_criterion
             )
         limits = {name: value for name, value in self.limits.items() if value is not None}
@@ -201,7 +203,7 @@ class SearchOptions(ExitStack):
 _GROUPS = (Output, ModelOptions, SearchOptions)
 
 
-def _option_parameters(group: type) -> Iterator[inspect.Parameter]:
+def _expand_option_parameters(group: type) -> Iterator[inspect.Parameter]:
     for parameter in inspect.signature(group, eval_str=True).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             yield parameter
@@ -209,14 +211,16 @@ def _option_parameters(group: type) -> Iterator[inspect.Parameter]:
         for name, option in OPTIONS.items():
             if option.flag:
                 kind = parameter.KEYWORD_ONLY
-                yield inspect.Parameter(name, kind, default=None, annotation=flag_of(name))
+                yield inspect.Parameter(
+                    name, kind, default=None, annotation=make_flag_annotation(name)
+                )
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def make_command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer, with a group's options for each keyword of its type."""
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = {parameter.annotation: parameter.name for parameter in parameters}
-    options = {group: list(_option_parameters(group)) for group in _GROUPS if group in names}
+    options = {group: list(_expand_option_parameters(group)) for group in _GROUPS if group in names}
 
     def run_in_contexts(**values: Any) -> None:
         with ExitStack() as stack:

@@ -21,10 +21,10 @@ from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from neural_mp.cli.ctrl_c import exit_at_once
-from neural_mp.cli.errors import ExitCode, say_error
+from neural_mp.cli.errors import ExitCode, print_error_line
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError, ConversionError, NeuralMPError
-from neural_mp.reporting import error_console, output_console
+from neural_mp.reporting import create_error_console, create_output_console
 
 if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel
@@ -85,12 +85,12 @@ class Output:
     ) -> None:
         self._stack.close()
         if self.interrupted or isinstance(error, KeyboardInterrupt):
-            say_error(f"interrupted; {self.kept}")
+            print_error_line(f"interrupted; {self.kept}")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         if self.verbose and isinstance(error, NeuralMPError):
             traceback.print_exception(kind, error, trace)
 
-    def one_form(self, as_csv: bool) -> None:
+    def check_single_format(self, as_csv: bool) -> None:
         """Check that JSON and CSV are not combined.
 
         Raises:
@@ -99,19 +99,19 @@ class Output:
         if self.as_json and as_csv:
             raise ConfigurationError("--json and --csv exclude each other; give one of them")
 
-    def show(self, shown: RenderableType) -> None:
+    def show_table(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless a JSON document goes there."""
         if not self.as_json:
             with self._reporting_write_errors():
-                output_console().print(shown)
+                create_output_console().print(shown)
 
-    def line(self, text: str) -> None:
-        """Print an unwrapped text; otherwise as `show`."""
+    def show_line(self, text: str) -> None:
+        """Print an unwrapped text; otherwise as `show_table`."""
         if not self.as_json:
             with self._reporting_write_errors():
-                output_console().print(text, markup=False, highlight=False, soft_wrap=True)
+                create_output_console().print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def document(self, value: object) -> None:
+    def show_document(self, value: object) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
         text = json.dumps(_to_json_value(value), indent=1, allow_nan=False)
         with self._reporting_write_errors():
@@ -133,17 +133,17 @@ class Output:
                 raise SystemExit(128 + signal.SIGPIPE) from None
             raise NeuralMPError(f"standard output cannot be written: {error.strerror}") from None
 
-    def warn(self, message: str) -> None:
+    def show_warning(self, message: str) -> None:
         """Print a warning on standard error."""
         if not self.quiet:
-            error_console().print(
+            create_error_console().print(
                 f"warning: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True
             )
 
     @contextmanager
-    def working(self, step: str) -> Iterator[None]:
+    def show_progress(self, step: str) -> Iterator[None]:
         """Show a spinner with the name and elapsed time of a step on a terminal."""
-        console = error_console()
+        console = create_error_console()
         if self.quiet or not console.is_terminal:
             yield
             return
@@ -193,7 +193,9 @@ class _ToConsole(logging.Handler):
         """Print a log line, with its traceback if any."""
         style = "yellow" if record.levelno >= logging.WARNING else "dim"
         text = f"{record.levelname.lower()}: {self.format(record)}"
-        error_console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        create_error_console().print(
+            text, style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _to_json_value(value: Any) -> Any:
@@ -218,12 +220,12 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
     """
     from neural_mp.reporting import result_tables
 
-    output.show(result_tables(result.report, result.met))
+    output.show_table(result_tables(result.report, result.met))
     if folder is not None:
         folder = _save_result(result, folder)
-        output.line(f"saved to {folder}; exact on {result.exact_on}")
+        output.show_line(f"saved to {folder}; exact on {result.exact_on}")
     if output.as_json:
-        output.document(_result_document(result, folder))
+        output.show_document(_make_result_document(result, folder))
 
 
 def _save_result(result: OptimizedModel, path: Path) -> Path:
@@ -241,13 +243,13 @@ def _save_result(result: OptimizedModel, path: Path) -> Path:
         # The framework of the result is known only now; the result must not be lost.
         folder = path.with_suffix("")
         result.save(folder)
-        say_error(f"{error}: saved to the folder {str(folder)!r} instead")
+        print_error_line(f"{error}: saved to the folder {str(folder)!r} instead")
         return folder
     finally:
         logger.disabled = False
 
 
-def _result_document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
+def _make_result_document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "met": result.met,
@@ -255,12 +257,12 @@ def _result_document(result: OptimizedModel, folder: Path | None) -> dict[str, A
         "exact_on": result.exact_on,
         "saved_to": folder,
         "report": result.report.to_dict(),
-        "trials": [trial_document(trial) for trial in result.trials],
+        "trials": [make_trial_document(trial) for trial in result.trials],
         "plan": result.plan.to_dict(),
     }
 
 
-def trial_document(trial: Trial) -> dict[str, Any]:
+def make_trial_document(trial: Trial) -> dict[str, Any]:
     """Return the fields of a trial, its speed-up and its number of ops per precision."""
     counts = {str(precision): count for precision, count in trial.plan.counts().items()}
     return {**trial.to_dict(), "speedup": trial.speedup, "counts": counts}

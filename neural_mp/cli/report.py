@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.cli.output import SCHEMA, Output, trial_document
+from neural_mp.cli.output import SCHEMA, Output, make_trial_document
 from neural_mp.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def report(
     out: Output,
 ) -> None:
     """Write an HTML report of a run, finished or killed."""
-    from neural_mp.reporting.page import comparison_page, page_of, write_page
+    from neural_mp.reporting.page import build_comparison_page, page_of, write_page
 
     record = read_run(workspace, storage, number, model)
     reference = None
@@ -54,15 +54,16 @@ def report(
         reference = read_run(workspace, storage, int(against), model)
     elif against is not None:
         reference = read_run(Path(against))
-    with out.working(f"Writing the page of {record.name or 'the run'}"):
+    with out.show_progress(f"Writing the page of {record.name or 'the run'}"):
         write_page(
-            output, page_of(record) if reference is None else comparison_page(record, reference)
+            output,
+            page_of(record) if reference is None else build_comparison_page(record, reference),
         )
-    out.line(f"{_in_words(record)}; page saved to {output}")
+    out.show_line(f"{_in_words(record)}; page saved to {output}")
     if out.as_json:
-        out.document(_run_document(record, output))
+        out.show_document(_run_document(record, output))
     if open_page and not webbrowser.open(output.resolve().as_uri()):
-        out.warn(f"no browser is available; open {output} yourself")
+        out.show_warning(f"no browser is available; open {output} yourself")
 
 
 def _in_words(record: RunRecord) -> str:
@@ -85,7 +86,7 @@ def _run_document(record: RunRecord, output: Path) -> dict[str, Any]:
         "met": None if ending is None else ending.met,
         "saved_to": str(output),
         "report": None if ending is None else ending.report.to_dict(),
-        "trials": [trial_document(trial) for trial in record.trials],
+        "trials": [make_trial_document(trial) for trial in record.trials],
         "plan": None if ending is None else ending.plan.to_dict(),
     }
 
@@ -103,16 +104,16 @@ def read_run(
     """
     from neural_mp.api.saved_model import RECORD_FILE
     from neural_mp.config.options import DEFAULT_WORKSPACE
-    from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
+    from neural_mp.runs.history import HISTORY_FILE, get_storage_url, read_record
     from neural_mp.runs.record_schema import read_record_file
     from neural_mp.util.validators import file_path, validate_option
 
     if storage is not None:
-        return read_record(storage_url(DEFAULT_WORKSPACE, storage), number, model)
+        return read_record(get_storage_url(DEFAULT_WORKSPACE, storage), number, model)
     workspace = Path(DEFAULT_WORKSPACE) if workspace is None else workspace
     validate_option("the workspace", file_path, workspace)
     if (workspace / HISTORY_FILE).is_file():
-        return read_record(storage_url(workspace), number, model)
+        return read_record(get_storage_url(workspace), number, model)
     if (workspace / RECORD_FILE).is_file():
         if number is not None or model is not None:
             raise HistoryError(

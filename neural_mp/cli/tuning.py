@@ -37,26 +37,26 @@ def tune(
 ) -> None:
     """Tune a model as configured in a YAML file, by options, or both."""
     from neural_mp.api.saved_model import check_output
-    from neural_mp.api.tuning_source import converter_of, is_model
+    from neural_mp.api.tuning_source import is_model, open_tuning_source
     from neural_mp.core.enums import AUTO_RUNTIME
-    from neural_mp.reporting import LiveListener, error_console
+    from neural_mp.reporting import LiveListener, create_error_console
     from neural_mp.tuning.listener import Listener
 
     if output is not None:
         check_output(output)  # fail before the search, not after
-    converter = converter_of(source, trust or ())
+    converter = open_tuning_source(source, trust or ())
     if is_model(source):
         search.require_evaluation(source)
-    search.apply(converter)
+    search.apply_to(converter)
     converter.set_default("runtime", AUTO_RUNTIME)
     out.kept = "finished trials are kept; continue with --resume"
-    listener = Listener() if out.quiet else LiveListener(error_console(), summary=False)
+    listener = Listener() if out.quiet else LiveListener(create_error_console(), summary=False)
     converter.listener = listener
     result = converter()
     missed = result.met is False
     emit_result(result, out, None if missed and fail_if_missed else output)
     if missed and fail_if_missed and output is not None:
-        out.warn(f"the target is not met, so that nothing is saved to {output}")
+        out.show_warning(f"the target is not met, so that nothing is saved to {output}")
     if missed:
         raise typer.Exit(
             ExitCode.NOT_FASTER if result.report.only_slower else ExitCode.TARGET_MISSED
@@ -79,18 +79,18 @@ def tune_many(
 ) -> None:
     """Tune many models, one process each; finished jobs are not repeated."""
     from neural_mp import jobs
-    from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
+    from neural_mp.reporting.jobs import JobsListener, LiveJobs, build_jobs_table
 
     out.kept = "finished jobs are kept; continue with the same command"
     listener = JobsListener() if out.quiet else LiveJobs()
     results = jobs.tune_many(
         files, workers=workers, output=output, listener=listener, trust=trust or ()
     )
-    out.show(jobs_table(results.outcomes))
-    out.line(f"page saved to {results.page}")
+    out.show_table(build_jobs_table(results.outcomes))
+    out.show_line(f"page saved to {results.page}")
     if out.as_json:
         outcomes = [job.to_dict() for job in results.outcomes]
-        out.document({"jobs": outcomes, "page": results.page})
+        out.show_document({"jobs": outcomes, "page": results.page})
     if results.failed or results.missed:
         raise typer.Exit(ExitCode.JOB_FAILED)
 
@@ -110,8 +110,8 @@ def init(
     out: Output,
 ) -> None:
     """Write a commented tuning file for a model."""
-    from neural_mp.api.saved_model import writing
-    from neural_mp.api.tuning_source import tuning_template
+    from neural_mp.api.saved_model import name_target
+    from neural_mp.api.tuning_source import write_tuning_template
     from neural_mp.config import parse_settings
     from neural_mp.metrics import build_metric
 
@@ -119,15 +119,15 @@ def init(
         raise ConfigurationError(f"{str(output)!r} exists already; choose another --output")
     if metric is not None and ":" not in metric:
         build_metric(metric)
-    loaded = options.load(model, out)
-    with out.working(f"Reading the capabilities of {model}"):
-        text = tuning_template(loaded, model, output, metric, data, label)
+    loaded = options.load_model(model, out)
+    with out.show_progress(f"Reading the capabilities of {model}"):
+        text = write_tuning_template(loaded, model, output, metric, data, label)
     parse_settings(text, str(output))
-    with writing(output):
+    with name_target(output):
         output.write_text(text, encoding="utf-8")
-    out.line(f"saved to {output}; tune with: neural-mp tune {output} --output tuned")
+    out.show_line(f"saved to {output}; tune with: neural-mp tune {output} --output tuned")
     if out.as_json:
-        out.document({"saved_to": output, "text": text})
+        out.show_document({"saved_to": output, "text": text})
 
 
 def convert(
@@ -144,8 +144,8 @@ def convert(
     from neural_mp.api.saved_model import check_output
 
     check_output(output)
-    with out.working(f"Converting {model}"):
+    with out.show_progress(f"Converting {model}"):
         result = convert_with_plan(
-            model, plan, framework=options.framework, inputs=options.inputs, target=target
+            model, plan, framework=options.framework, inputs=options.random_inputs, target=target
         )
     emit_result(result, out, output)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.config.build import build
+from neural_mp.config.build import build_settings
 from neural_mp.config.options import Options
 from neural_mp.config.settings import (
     EvaluationSettings,
@@ -21,7 +21,7 @@ from neural_mp.config.source import IgnoredSettingWarning, read_file, read_mappi
 from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.validators import file_path, preview, validate_option
+from neural_mp.util.validators import file_path, preview_value, validate_option
 
 __all__ = [
     "EvaluationSettings",
@@ -67,7 +67,7 @@ def load_settings(
             f"{str(path)!r} must be a tuning file in YAML, whose name ends in .yaml or .yml; give "
             f"a model as MixedPrecision(model={str(path)!r})"
         )
-    settings = build(read_file(file), dialect)
+    settings = build_settings(read_file(file), dialect)
     return replace(settings, folder=Path(path).parent, trust=trust_of(trust))
 
 
@@ -79,7 +79,7 @@ def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = 
         origin: name of the text in messages.
         dialect: see `load_settings`, as for warnings and errors.
     """
-    return build(read_text(text, origin), dialect)
+    return build_settings(read_text(text, origin), dialect)
 
 
 def settings_from(
@@ -92,7 +92,7 @@ def settings_from(
         origin: name of the mapping in messages.
         dialect: see `load_settings`, as for warnings and errors.
     """
-    return build(read_mapping(content, origin), dialect)
+    return build_settings(read_mapping(content, origin), dialect)
 
 
 def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -103,7 +103,8 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
     """
     if not isinstance(names, Iterable):
         raise ConfigurationError(
-            f"trust must be a module name, e.g. sklearn, or a list of names, got {preview(names)}"
+            "trust must be a module name, e.g. sklearn, or a list of names, got "
+            f"{preview_value(names)}"
         )
     trusted = (names,) if isinstance(names, str) else tuple(names)
     for name in trusted:

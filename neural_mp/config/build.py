@@ -13,23 +13,23 @@ from neural_mp.config.inc_dialect import (
     OTHER_STRATEGIES,
     STRATEGIES,
     Ignored,
-    dialect_of,
-    value_at,
+    detect_file_dialect,
+    get_value_at,
     with_target,
     without_ignored,
 )
-from neural_mp.config.options import OPTIONS, Options, criterion_of
+from neural_mp.config.options import OPTIONS, Options, build_section_criterion
 from neural_mp.config.schema import SCHEMAS
 from neural_mp.config.settings import (
     EvaluationSettings,
     MetricSettings,
     PerformanceSettings,
     Settings,
-    as_used,
+    select_used_content,
     train_settings,
 )
 from neural_mp.config.source import KeyPath, Source
-from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
+from neural_mp.config.values import EACH, NO_METRICS, parse_bool_list, parse_number_list
 from neural_mp.core.criterion import ExitPolicy
 from neural_mp.core.enums import Dialect, QuantDType
 from neural_mp.core.precision import INTEGERS, Precision, Precisions
@@ -43,7 +43,7 @@ _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")
 
 
-def build(source: Source, dialect: Dialect | None = None) -> Settings:
+def build_settings(source: Source, dialect: Dialect | None = None) -> Settings:
     """Return the settings of a file.
 
     Args:
@@ -54,15 +54,15 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         ConfigurationError: a key is unknown, a value is of the wrong type or out of range, or
             two keys contradict each other.
     """
-    dialect = dialect or dialect_of(source.data)
-    ignored = source.ignored
+    dialect = dialect or detect_file_dialect(source.data)
+    ignored = source.warn_ignored
     content: Mapping[str, Any] = source.data
     if dialect is Dialect.INC:
-        with source.at(()):
-            content = with_target(as_used(content, ignored))
+        with source.locate_errors(()):
+            content = with_target(select_used_content(content, ignored))
     content = without_ignored(content, ignored)
     source.check_repeated(dialect)
-    with source.at(()):
+    with source.locate_errors(()):
         data = SCHEMAS[dialect](content)
         quantization = data.get("quantization", {})
         train, epochs = train_settings(quantization.get("train"), dialect)
@@ -71,8 +71,8 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         section = data.get("mixed_precision", {})
         amp = {option: section[option] for option in AMP_OPTIONS if option in section}
         return Settings(
-            Options(**options, **_if_given(precisions=precisions, epochs=epochs)),
-            **_if_given(device=data.get("device")),
+            Options(**options, **_drop_missing_options(precisions=precisions, epochs=epochs)),
+            **_drop_missing_options(device=data.get("device")),
             constraints=_merge_constraints(data),
             amp=AutoMixedPrecisionOptions(**amp) if amp else None,
             calibration_dataloader=quantization.get("calibration", {}).get("dataloader"),
@@ -83,12 +83,14 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         )
 
 
-def _if_given(**options: object) -> dict[str, Any]:
+def _drop_missing_options(**options: object) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _read_options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> dict[str, Any]:
-    options = {name: value_at(data, option.path) for name, option in OPTIONS.items() if option.path}
+    options = {
+        name: get_value_at(data, option.path) for name, option in OPTIONS.items() if option.path
+    }
     options["strategy"] = _resolve_strategy(options["strategy"], dialect, ignored)
     options["workspace"], options["resume"] = _resolve_workspace(
         options["workspace"], options["resume"], ignored
@@ -99,11 +101,11 @@ def _read_options(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -
     if options["accuracy_criterion"] is not None or dialect is Dialect.INC:
         with error_path(*OPTIONS["accuracy_criterion"].path):
             section = options["accuracy_criterion"] or {}
-            options["accuracy_criterion"] = criterion_of(section, dialect)
+            options["accuracy_criterion"] = build_section_criterion(section, dialect)
     del options["precisions"], options["epochs"]  # read with further keys
     for name in ("strategy", "workspace", "inputs", "outputs"):
         options[name] = options[name] or None  # an empty value is the default
-    return _if_given(**options)
+    return _drop_missing_options(**options)
 
 
 def _error_at_path(path: KeyPath, message: str) -> ConfigurationError:
@@ -127,7 +129,7 @@ def _resolve_precisions(
             "differs from mixed_precision.precisions; remove one of the two",
         )
     bf16_keys: tuple[KeyPath, ...] = (("use_bf16",), ("quantization", "use_bf16"))
-    bf16_key = next((key for key in bf16_keys if value_at(data, key)), None)
+    bf16_key = next((key for key in bf16_keys if get_value_at(data, key)), None)
     if not requested and quantized:
         return (Precision.INT8, Precision.BF16) if bf16_key else (Precision.INT8,)
     if bf16_key:
@@ -261,7 +263,7 @@ def _read_several_metrics(
     higher = value.get("higher_is_better")
     if higher is not None and None in weights:
         with error_path("higher_is_better"):
-            directions = bools_of("of each", higher, len(names))
+            directions = parse_bool_list("of each", higher, len(names))
     elif higher is not None:
         ignored(METRIC_DIRECTIONS, IGNORED[".".join(METRIC_DIRECTIONS)])
     rows = zip(metrics, weights, directions, strict=True)
@@ -291,7 +293,7 @@ def _read_metric_weights(
     if value is None:
         return [1.0 / len(names)] * len(names)
     with error_path("weight"):
-        return numbers_of(f"one for each of {', '.join(names)}", value, len(names))
+        return parse_number_list(f"one for each of {', '.join(names)}", value, len(names))
 
 
 def _read_performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettings:

@@ -84,7 +84,7 @@ class Option:
         """The meaning without links."""
         return _LINK_RE.sub(r"\1", self.help)
 
-    def check(self, value: object) -> Any:
+    def check_value(self, value: object) -> Any:
         """Return a validated value.
 
         Raises:
@@ -93,6 +93,6 @@ class Option:
         return validate_option(self.name, self.rule, value)
 
 
-def declare(default: Any, help: str, path: str = "", **rest: Any) -> Any:
+def declare_option(default: Any, help: str, path: str = "", **rest: Any) -> Any:
     """Return an `Option`, typed as the value that the attribute has."""
     return Option(default, help, path, **rest)

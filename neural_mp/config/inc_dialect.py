@@ -13,7 +13,7 @@ from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.quant_spec import QUANT_CHOICES
-from neural_mp.data.registry import plain_name
+from neural_mp.data.registry import normalize_registered_name
 from neural_mp.errors import ConfigurationError, error_path
 
 Found = TypeVar("Found")
@@ -213,14 +213,14 @@ def with_target(content: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigurationError: as for `target_of_backend`.
     """
     with error_path(*_BACKEND):
-        target = target_of_backend(value_at(content, _BACKEND))
+        target = target_of_backend(get_value_at(content, _BACKEND))
     if target is None:
         return content
     model = {key: value for key, value in content["model"].items() if key != "backend"}
     return {"target": target, **content, "model": model}
 
 
-def why_ignored(path: KeyPath) -> str | None:
+def explain_ignored_setting(path: KeyPath) -> str | None:
     """Return the behavior instead of a setting of INC; None if the setting is not ignored."""
     return _first_matching_entry(_PATTERNS, path)
 
@@ -240,7 +240,7 @@ def without_ignored(data: object, ignored: Ignored, path: KeyPath = ()) -> Any:
     retained = {}
     for key, value in data.items():
         location = (*path, key)
-        why = why_ignored(location)
+        why = explain_ignored_setting(location)
         if why is None or location == METRIC_DIRECTIONS:
             retained[key] = without_ignored(value, ignored, location)
         else:
@@ -295,7 +295,7 @@ _NAME_PATHS: tuple[KeyPath, ...] = (
 )
 
 
-def dialect_of(data: Mapping[str, Any]) -> Dialect:
+def detect_file_dialect(data: Mapping[str, Any]) -> Dialect:
     """Detect the dialect of a file.
 
     A file is INC's if it has a `version`, as INC's templates do, or anything else that only INC
@@ -304,20 +304,20 @@ def dialect_of(data: Mapping[str, Any]) -> Dialect:
     Args:
         data: content of the file, not validated.
     """
-    values = [value_at(data, path) for path in _NAME_PATHS]
+    values = [get_value_at(data, path) for path in _NAME_PATHS]
     names = [name for v in values for name in (v if isinstance(v, Mapping) else [v])]
     theirs = (
         "version" in data
         or _string_at_path(data, ("model", "framework")).lower() in ONLY_THEIRS
         or _string_at_path(data, ("quantization", "approach"))
         in {*INT8_APPROACHES, *IGNORED_APPROACHES}
-        or any(why_ignored(path) for path in _walk_key_paths(data))
-        or any(plain_name(str(name)) in ONLY_THEIR_NAMES for name in names)
+        or any(explain_ignored_setting(path) for path in _walk_key_paths(data))
+        or any(normalize_registered_name(str(name)) in ONLY_THEIR_NAMES for name in names)
     )
     return Dialect.INC if theirs else Dialect.OWN
 
 
-def value_at(data: object, path: KeyPath) -> Any:
+def get_value_at(data: object, path: KeyPath) -> Any:
     """Return the value at a key path; None if there is none."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
@@ -325,7 +325,7 @@ def value_at(data: object, path: KeyPath) -> Any:
 
 
 def _string_at_path(data: Mapping[str, Any], path: KeyPath) -> str:
-    value = value_at(data, path)
+    value = get_value_at(data, path)
     return value if isinstance(value, str) else ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from neural_mp.adaptors.common.simulation import EPOCHS
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config import values
-from neural_mp.config.declaration import Option, Parsed, declare
+from neural_mp.config.declaration import Option, Parsed, declare_option
 from neural_mp.config.source import KeyPath, read_mapping
 from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import (
@@ -37,12 +37,12 @@ from neural_mp.util.validators import (
     MAX_SEED,
     Validator,
     boolean,
-    checked,
     integer_between,
-    matching,
+    keep_original_value,
     seed_number,
     string,
     validate_option,
+    values_matching,
     without_nul,
 )
 
@@ -52,8 +52,8 @@ DEFAULT_WORKSPACE = "neural_mp_workspace"
 DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
-def _instance_of(kind: type) -> Validator[Any]:
-    return matching(with_article(kind.__name__), lambda value: isinstance(value, kind))
+def _validate_instance_of(kind: type) -> Validator[Any]:
+    return values_matching(with_article(kind.__name__), lambda value: isinstance(value, kind))
 
 
 def _are_names(value: Any) -> bool:
@@ -61,7 +61,7 @@ def _are_names(value: Any) -> bool:
     return all(isinstance(name, str) for name in names)
 
 
-def criterion_of(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
+def build_section_criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
     """Return the criterion of a section of a tuning file.
 
     Raises:
@@ -85,7 +85,7 @@ def _parse_criterion(value: object) -> AccuracyCriterion:
     if isinstance(value, AccuracyCriterion):
         return value
     if isinstance(value, Mapping):
-        return criterion_in(value, "MixedPrecision")
+        return parse_criterion_mapping(value, "MixedPrecision")
     if isinstance(value, int | float) and not isinstance(value, bool):
         AccuracyCriterion(value)  # raises if the value does not fit a float
         return AccuracyCriterion(float(value))
@@ -105,14 +105,17 @@ def _parse_exit_policy(value: object) -> ExitPolicy:
     )
 
 
-def criterion_in(section: Mapping[str, Any], origin: str) -> AccuracyCriterion:
+def parse_criterion_mapping(section: Mapping[str, Any], origin: str) -> AccuracyCriterion:
     """Return the criterion of a mapping as in YAML; `origin` names the mapping in messages.
 
     Raises:
         ConfigurationError: a key or a value is invalid.
     """
     return _in_section(
-        "accuracy_criterion", section, origin, lambda keys: criterion_of(keys, Dialect.OWN)
+        "accuracy_criterion",
+        section,
+        origin,
+        lambda keys: build_section_criterion(keys, Dialect.OWN),
     )
 
 
@@ -121,12 +124,12 @@ def _in_section(
 ) -> Any:
     option = OPTIONS[name]
     source = read_mapping({"tuning": {name: section}}, origin)
-    with source.at(option.path):
+    with source.locate_errors(option.path):
         return build(option.in_file(source.data["tuning"][name]))
 
 
-def _criterion_section(share: Validator[Any], amount: Validator[Any]) -> Validator[Any]:
-    return values.section(
+def _declare_criterion_section(share: Validator[Any], amount: Validator[Any]) -> Validator[Any]:
+    return values.section_of(
         relative=share,
         absolute=amount,
         higher_is_better=boolean,
@@ -135,8 +138,8 @@ def _criterion_section(share: Validator[Any], amount: Validator[Any]) -> Validat
     )
 
 
-def _exit_section(seconds: Validator[Any], trials: Validator[Any]) -> Validator[Any]:
-    return values.section(
+def _declare_exit_section(seconds: Validator[Any], trials: Validator[Any]) -> Validator[Any]:
+    return values.section_of(
         timeout=seconds, max_trials=trials, performance_only=boolean, train_seconds=seconds
     )
 
@@ -151,7 +154,7 @@ class Options:
         ConfigurationError: an option is unknown or its value is invalid.
     """
 
-    model: Any = declare(
+    model: Any = declare_option(
         None,
         'an object of the framework, a path, or `"module:attribute"` of '
         "[your own code](data_and_metrics.md#custom-components) (a function or class is called). "
@@ -161,15 +164,15 @@ class Options:
         flag="Model to tune; overrides model: name in the YAML.",
         default_words="required",
     )
-    framework: str | None = declare(
+    framework: str | None = declare_option(
         None,
         "name of the adaptor: `pytorch`, `tensorflow`, `onnxrt` or `openvino`",
         "model.framework",
         rule=string,
-        in_file=values.framework,
+        in_file=values.parse_framework,
         default_words="detected",
     )
-    inputs: Any = declare(
+    inputs: Any = declare_option(
         None,
         "names of the model's inputs; in Python also example tensors, or for a Keras model or a "
         "`tf.function` shapes, with `None` for dynamic axes",
@@ -177,35 +180,37 @@ class Options:
         in_file=values.NAMES,
         default_words="detected",
     )
-    outputs: Any = declare(
+    outputs: Any = declare_option(
         None,
         "names of the model's outputs",
         "model.outputs",
-        rule=matching("a name or names", _are_names),
+        rule=values_matching("a name or names", _are_names),
         in_file=values.NAMES,
         default_words="detected",
     )
-    metric: Any = declare(
+    metric: Any = declare_option(
         None,
         "a name, a function, a metric of your own or of another library, a list or a dict: see "
         "[Metrics](guide.md#metrics-and-eval_func)",
         flag="Metric, e.g. accuracy or rmse, or module:attribute.",
     )
-    eval_dataloader: Any = declare(None, "batches of `(inputs, labels)` for measuring accuracy")
-    eval_func: Callable[[Any], float] | None = declare(
+    eval_dataloader: Any = declare_option(
+        None, "batches of `(inputs, labels)` for measuring accuracy"
+    )
+    eval_func: Callable[[Any], float] | None = declare_option(
         None,
         "function model → float, instead of `metric` and `eval_dataloader`",
-        rule=matching("a function model → float", callable),
+        rule=values_matching("a function model → float", callable),
     )
-    postprocess: Callable[[Any], Any] | None = declare(
+    postprocess: Callable[[Any], Any] | None = declare_option(
         None,
         "function of `(predictions, labels)` that runs before the metric",
-        rule=matching("a function (predictions, labels) → (predictions, labels)", callable),
+        rule=values_matching("a function (predictions, labels) → (predictions, labels)", callable),
     )
-    calib_dataloader: Any = declare(
+    calib_dataloader: Any = declare_option(
         None, "batches for calibrating INT8 ranges", default_words="`eval_dataloader`"
     )
-    strategy: str = declare(
+    strategy: str = declare_option(
         DEFAULT_STRATEGY,
         "name of the search [strategy](strategies.md); `strategy: basic` in a tuning file is a "
         "short form",
@@ -215,7 +220,7 @@ class Options:
         shown=True,
     )
     precisions: Parsed[tuple[Precision, ...], str | Precision | Iterable[str | Precision]] = (
-        declare(
+        declare_option(
             DEFAULT_PRECISIONS,
             'allowed precisions besides FP32: `"bf16"`, `"int8,bf16"`, or a list of such strings. '
             "In a tuning file with a section `quantization`, the default is `int8`, and `any` "
@@ -227,22 +232,22 @@ class Options:
             shown=True,
         )
     )
-    amp: AutoMixedPrecisionOptions | None = declare(
+    amp: AutoMixedPrecisionOptions | None = declare_option(
         None, "op types to move between [the four lists](amp.md) of ops that may run in 16 bits"
     )
     accuracy_criterion: Parsed[AccuracyCriterion, AccuracyCriterion | float | Mapping[str, Any]] = (
-        declare(
+        declare_option(
             AccuracyCriterion(),
             "the tolerated loss of accuracy; see [accuracy criterion](guide.md#accuracy-criterion)",
             "tuning.accuracy_criterion",
-            in_file=_criterion_section(values.SHARE, values.amount),
-            in_inc_file=_criterion_section(values.ANY_SHARE, values.ANY_SHARE),
+            in_file=_declare_criterion_section(values.SHARE, values.parse_amount),
+            in_inc_file=_declare_criterion_section(values.ANY_SHARE, values.ANY_SHARE),
             parse=_parse_criterion,
             shown=True,
             default_words="1 %, relative",
         )
     )
-    objective: str | Mapping[str, float] = declare(
+    objective: str | Mapping[str, float] = declare_option(
         Objective.PERFORMANCE,
         'objective: `"latency"` (also `"performance"`), '
         '[`"throughput"`](deployment.md#latency-and-throughput) of concurrent calls, '
@@ -255,16 +260,16 @@ class Options:
         flag="latency, throughput, footprint or modelsize; default: from the YAML.",
         shown=True,
     )
-    min_speedup: float = declare(
+    min_speedup: float = declare_option(
         MIN_SPEEDUP,
         "minimum [lower bound of the speed-up](strategies.md#speed-measurement) over FP32, if "
         "latency is the only objective; a plan below this bound does not justify its loss of "
         "accuracy",
         "tuning.min_speedup",
-        rule=checked(check_min_speedup),
+        rule=keep_original_value(check_min_speedup),
         shown=True,
     )
-    max_bytes: int | None = declare(
+    max_bytes: int | None = declare_option(
         None,
         "[limit of the bytes](language_models.md#a-budget-instead-of-a-target) of all weights: "
         "the result is the most accurate model within it, without evaluation",
@@ -273,7 +278,7 @@ class Options:
         flag="Most accurate model of at most these bytes.",
         shown=True,
     )
-    max_bits: float | None = declare(
+    max_bits: float | None = declare_option(
         None,
         "the same limit in mean bits per weight",
         "tuning.max_bits",
@@ -281,26 +286,26 @@ class Options:
         flag="Most accurate model of at most these bits a weight.",
         shown=True,
     )
-    workload: Workload | Mapping[str, Any] | None = declare(
+    workload: Workload | Mapping[str, Any] | None = declare_option(
         None,
         "[shares of decode and prefill](language_models.md#decode-and-prefill) of a decoder: "
         "`{decode: 0.8, prefill: 0.2, prompt: 512}`",
         "tuning.workload",
-        rule=checked(Workload.parse),
+        rule=keep_original_value(Workload.from_value),
         flag="Tokens of a decoder: {decode: 0.8, prefill: 0.2, prompt: 512}.",
         shown=True,
     )
-    exit_policy: Parsed[ExitPolicy, ExitPolicy | Mapping[str, Any]] = declare(
+    exit_policy: Parsed[ExitPolicy, ExitPolicy | Mapping[str, Any]] = declare_option(
         ExitPolicy(),
         "limits of the search; see [exit policy](guide.md#exit-policy)",
         "tuning.exit_policy",
-        in_file=_exit_section(values.SECONDS, integer_between(1)),
-        in_inc_file=_exit_section(values.ANY_SECONDS, values.raised_to(1)),
+        in_file=_declare_exit_section(values.SECONDS, integer_between(1)),
+        in_inc_file=_declare_exit_section(values.ANY_SECONDS, values.validate_raised_integer(1)),
         parse=_parse_exit_policy,
         shown=True,
         default_words="100 trials",
     )
-    effort: str = declare(
+    effort: str = declare_option(
         Effort.NORMAL,
         "seconds that a run may spend on a faster result: `quick`, `normal` or `thorough`; see "
         "[effort](guide.md#effort)",
@@ -310,18 +315,18 @@ class Options:
         flag="Time for a faster result: quick, normal or thorough; default: normal.",
         shown=True,
     )
-    approach: str | None = declare(
+    approach: str | None = declare_option(
         None,
         'how INT8 ranges are determined: `"static"`, `"dynamic"` or `"weight_only"`; see '
         "[INT8 approaches](pytorch.md#int8-approaches). The values of Intel Neural Compressor are "
         "accepted in a tuning file",
         "quantization.approach",
         rule=lambda value: Approach.parse(value, "approach"),
-        in_file=values.approach,
+        in_file=values.parse_approach,
         shown=True,
         default_words="all three",
     )
-    sampling_size: int = declare(
+    sampling_size: int = declare_option(
         100,
         "number of calibration samples; of several numbers in a tuning file, e.g. `100, 200`, the "
         "largest is used",
@@ -330,7 +335,7 @@ class Options:
         in_file=values.SIZES,
         shown=True,
     )
-    calibration_seed: int | None = declare(
+    calibration_seed: int | None = declare_option(
         None,
         "seed that draws the calibration samples from all of the data, as whole batches, instead "
         "of reading the first ones; for data that is sorted, e.g. by class",
@@ -339,7 +344,7 @@ class Options:
         shown=True,
         default_words="the first samples",
     )
-    max_batches: int | None = declare(
+    max_batches: int | None = declare_option(
         None,
         "maximum number of evaluation batches; required for an infinite loader",
         "evaluation.accuracy.max_batches",
@@ -347,7 +352,7 @@ class Options:
         shown=True,
         default_words="all",
     )
-    label_key: str | None = declare(
+    label_key: str | None = declare_option(
         None,
         "key of the labels in batches that are dicts; the other keys are the inputs",
         "evaluation.accuracy.label_key",
@@ -355,7 +360,7 @@ class Options:
         in_file=values.TEXT,
         default_words="the reserved names, e.g. `labels`",
     )
-    target: str = declare(
+    target: str = declare_option(
         machine.HOST_TARGET,
         "CPU to convert for: `this` machine, `portable`, `avx2`, `avx512`, `vnni`, `amx` or "
         "`arm-dotprod`; see [another machine](guide.md#another-machine). Or an accelerator: `qnn`, "
@@ -367,7 +372,7 @@ class Options:
         flag="Target: a CPU, an accelerator (qnn …) or a profile; default: this CPU.",
         shown=True,
     )
-    runtime: str = declare(
+    runtime: str = declare_option(
         SOURCE_RUNTIME,
         'runtime of the result: `"source"`, `"auto"`, a name such as `"openvino"`, or '
         "[`torch.compile`](pytorch.md#compilation); the default of `neural-mp tune` is `auto`; "
@@ -377,7 +382,7 @@ class Options:
         flag="Runtime of the result: auto, source or a name; default: auto.",
         shown=True,
     )
-    capture: str = declare(
+    capture: str = declare_option(
         Capture.WHOLE,
         '`"modules"` for a model [without one graph](pytorch.md#models-without-a-single-graph), '
         '`"layers"` for a [language model](language_models.md)',
@@ -386,77 +391,77 @@ class Options:
         in_file=values.CAPTURE,
         shown=True,
     )
-    exclude: str | Iterable[str] = declare(
+    exclude: str | Iterable[str] = declare_option(
         (), 'ops that stay in FP32: names, patterns or layers, `["fc", "layer4.*"]`', shown=True
     )
-    op_wise: Mapping[str, Any] = declare(
+    op_wise: Mapping[str, Any] = declare_option(
         {},
         "name or pattern → allowed precisions: "
         '`{"fc": "fp32"}`, `{"layer4.*": "int8,bf16"}`, or a dict as in '
         "[yaml.md](yaml.md#quantization)",
         shown=True,
     )
-    optype_wise: Mapping[str, Any] = declare(
+    optype_wise: Mapping[str, Any] = declare_option(
         {}, "the same for op types, or classes of layers (`Dense`, `Linear`)", shown=True
     )
-    model_wise: Any = declare(
+    model_wise: Any = declare_option(
         None, 'the same for all ops: `{"activation": {"algorithm": "kl"}}`', shown=True
     )
-    train_func: Callable[[Any], Any] | None = declare(
+    train_func: Callable[[Any], Any] | None = declare_option(
         None,
         "function that trains a model in place; called with the simulation of the most promising "
         "plan if [no plan meets the target](quantization_aware_training.md#training-in-a-search)",
     )
-    train_dataloader: Any = declare(
+    train_dataloader: Any = declare_option(
         None,
         "batches `(inputs, targets)` of a training, instead of `train_func`; without, outputs are "
         "trained towards those of FP32 on the calibration batches, if "
         "`exit_policy.train_seconds` is set",
     )
-    loss: Callable[[Any, Any], Any] | None = declare(
+    loss: Callable[[Any, Any], Any] | None = declare_option(
         None, "function of outputs and targets of `train_dataloader`"
     )
-    epochs: int = declare(
+    epochs: int = declare_option(
         EPOCHS,
         "number of passes of a training over the batches",
         "quantization.train.epochs",
         in_file=integer_between(1),
     )
-    random_seed: int = declare(
+    random_seed: int = declare_option(
         0,
         "seed of strategies that draw random plans, and of learned rounding",
         "tuning.random_seed",
         rule=seed_number,
-        in_inc_file=values.raised_to(0, MAX_SEED),
+        in_inc_file=values.validate_raised_integer(0, MAX_SEED),
         shown=True,
     )
-    rounding_steps: int = declare(
+    rounding_steps: int = declare_option(
         ROUNDING_STEPS,
         "steps per decoder block of [learned rounding](language_models.md#corrections)",
         "tuning.rounding_steps",
         rule=integer_between(1, MAX_ROUNDING_STEPS),
         shown=True,
     )
-    workspace: str | Path = declare(
+    workspace: str | Path = declare_option(
         DEFAULT_WORKSPACE,
         "folder in which trials are stored; `workspace: ./run` in a tuning file is a short form",
         "tuning.workspace.path",
         in_file=values.TEXT,
     )
-    storage: str | None = declare(
+    storage: str | None = declare_option(
         None,
         "an Optuna storage URL, instead of a file in the workspace",
         "tuning.storage",
         in_file=values.TEXT,
     )
-    early_stopping: bool = declare(
+    early_stopping: bool = declare_option(
         True,
         "stop evaluations that [cannot meet the target](strategies.md#early-stopping)",
         "tuning.early_stopping",
         rule=boolean,
         shown=True,
     )
-    cache: bool = declare(
+    cache: bool = declare_option(
         True,
         "reuse the [measurements of earlier runs](guide.md#measurement-cache) with the same model "
         "and data",
@@ -464,17 +469,17 @@ class Options:
         rule=boolean,
         flag="Reuse measurements of earlier runs in the workspace.",
     )
-    workers: int | str | Mapping[str, Any] = declare(
+    workers: int | str | Mapping[str, Any] = declare_option(
         1,
         "processes that [run trials in parallel](strategies.md#workers) or share a long "
         'evaluation; or [several machines](clusters.md): `"ray:10.0.0.1:6379"`, or a dict with '
         "`engine`, `address`, `count` and `threads`",
         "tuning.workers",
-        in_file=values.workers,
+        in_file=values.parse_workers,
         flag="Workers: a number of processes, ray or ray:HOST:PORT; default: from the YAML.",
         shown=True,
     )
-    resume: bool = declare(
+    resume: bool = declare_option(
         False,
         "continue the latest run of the same model in the workspace. In a tuning file, a path "
         "stands for that workspace and `true`",
@@ -484,24 +489,24 @@ class Options:
         flag="Resume the latest run of the same model in the workspace.",
         shown=True,
     )
-    trust: str | Iterable[str] = declare(
+    trust: str | Iterable[str] = declare_option(
         (),
         'modules that a tuning file may reference, e.g. `("sklearn",)`, in addition to '
         "[your own](data_and_metrics.md#custom-components); and TensorFlow ops with side effects "
         'that a model file may contain, e.g. `"ReadFile"`',
     )
-    hardware: machine.Hardware | None = declare(
+    hardware: machine.Hardware | None = declare_option(
         None,
         "description of the machine",
-        rule=_instance_of(machine.Hardware),
+        rule=_validate_instance_of(machine.Hardware),
         default_words="this machine",
     )
-    listener: Listener | None = declare(
+    listener: Listener | None = declare_option(
         None,
         "object that receives the events of a run. Default: a `LiveListener` (progress and a "
         "summary) if standard error is a terminal, a `NotebookListener` (progress in the cell) in "
         "a notebook, otherwise none",
-        rule=_instance_of(Listener),
+        rule=_validate_instance_of(Listener),
         default_words="by environment",
     )
 
@@ -530,14 +535,14 @@ class Options:
         """Whether an option is set, in Python or by a tuning file."""
         return name in vars(self)
 
-    def check(self) -> None:
+    def check_options(self) -> None:
         """Check each option by its rule.
 
         Raises:
             ConfigurationError: a value is invalid.
         """
         for name, option in OPTIONS.items():
-            option.check(getattr(self, name))
+            option.check_value(getattr(self, name))
 
 
 #: Name → declaration of each option.
@@ -546,7 +551,7 @@ OPTIONS: Mapping[str, Option] = {
 }
 
 
-def rules_below(section: KeyPath, dialect: Dialect) -> dict[str, Validator[Any]]:
+def list_rules_below(section: KeyPath, dialect: Dialect) -> dict[str, Validator[Any]]:
     """Return key → validator of the options directly below a section of a tuning file."""
     return {
         str(option.path[-1]): option.in_inc_file if dialect is Dialect.INC else option.in_file

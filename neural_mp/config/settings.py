@@ -133,7 +133,7 @@ _THEIR_EPOCHS = 1
 _NAMES = {"criterion": "loss", "iteration": "max_batches"}
 
 
-def as_used(content: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
+def select_used_content(content: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
     """Return the content of a file of INC with its section of training only if INC uses it.
 
     The approach that requests the training is removed: our search allows all approaches then.

@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
 from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
-from neural_mp.util.validators import InvalidValueError, key_words, preview
+from neural_mp.util.validators import InvalidValueError, format_path_key, preview_value
 
 KeyPath = tuple[str | int, ...]
 
@@ -43,24 +43,24 @@ class Source:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     repeated: Mapping[KeyPath, int] = field(default_factory=dict)
 
-    def line(self, path: KeyPath) -> int:
+    def line_of(self, path: KeyPath) -> int:
         """Return the line of a key, or of its nearest parent in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def where(self, path: KeyPath) -> str:
+    def describe_location(self, path: KeyPath) -> str:
         """Return file, line and dotted path as a message prefix; no line without a file."""
-        dotted = ".".join(key_words(key) for key in path)
-        line = f", line {self.line(path)}" if self.lines else ""
+        dotted = ".".join(format_path_key(key) for key in path)
+        line = f", line {self.line_of(path)}" if self.lines else ""
         return f"{self.origin}{line}: {dotted}" if path else f"{self.origin}{line}"
 
-    def error(self, path: KeyPath, message: str) -> ConfigurationError:
+    def error_at(self, path: KeyPath, message: str) -> ConfigurationError:
         """Return an error that starts with the location of the key."""
-        return ConfigurationError(f"{self.where(path)}: {message[:_MAX_MESSAGE_CHARS]}")
+        return ConfigurationError(f"{self.describe_location(path)}: {message[:_MAX_MESSAGE_CHARS]}")
 
     @contextmanager
-    def at(self, path: KeyPath) -> Iterator[None]:
+    def locate_errors(self, path: KeyPath) -> Iterator[None]:
         """Prefix every NeuralMPError raised inside with the location in the file.
 
         Raises:
@@ -72,11 +72,11 @@ class Source:
         except NeuralMPError as error:
             message = str(error)[:_MAX_MESSAGE_CHARS]
             kind = ConfigurationError if isinstance(error, InvalidValueError) else type(error)
-            raise kind(f"{self.where((*path, *error.keys))}: {message}") from error
+            raise kind(f"{self.describe_location((*path, *error.keys))}: {message}") from error
 
-    def ignored(self, path: KeyPath, reason: str) -> None:
+    def warn_ignored(self, path: KeyPath, reason: str) -> None:
         """Warn that a setting has no effect."""
-        message = f"{self.where(path)} is ignored: {reason}"
+        message = f"{self.describe_location(path)} is ignored: {reason}"
         warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
     def check_repeated(self, dialect: Dialect) -> None:
@@ -87,9 +87,9 @@ class Source:
         """
         for path, first in self.repeated.items():
             if dialect is Dialect.OWN:
-                raise self.error(path, f"must not be given twice; the first is on line {first}")
+                raise self.error_at(path, f"must not be given twice; the first is on line {first}")
             location = f"{self.origin}, line {first}: {'.'.join(map(str, path))}"
-            message = f"{location} is ignored: repeated on line {self.line(path)}"
+            message = f"{location} is ignored: repeated on line {self.line_of(path)}"
             warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
 
@@ -121,7 +121,7 @@ def read_text(text: str, origin: str) -> Source:
         document = load_yaml_with_lines(text, MAX_SETTINGS_VALUES)
     except YamlError as error:
         lines = {error.keys: error.line}
-        raise Source(origin, lines=lines).error(error.keys, error.problem) from error
+        raise Source(origin, lines=lines).error_at(error.keys, error.problem) from error
     if document.value is None:
         raise ConfigurationError(
             f"{origin}, line 1: the file is empty; expected sections such as model or tuning"
@@ -129,9 +129,9 @@ def read_text(text: str, origin: str) -> Source:
     if not isinstance(document.value, dict):
         raise ConfigurationError(
             f"{origin}, line {document.line}: the top level must be a mapping of sections such as "
-            f"model or tuning, found {preview(document.value)}"
+            f"model or tuning, found {preview_value(document.value)}"
         )
-    return _Reader(origin, document).read(document.value)
+    return _Reader(origin, document).read_source(document.value)
 
 
 def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
@@ -141,7 +141,7 @@ def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
         ConfigurationError: the mapping is nested too deeply.
     """
     try:
-        return _Reader(origin, YamlDocument()).read(data)
+        return _Reader(origin, YamlDocument()).read_source(data)
     except RecursionError as error:
         raise ConfigurationError(f"{origin}: nested too deeply to be read") from error
 
@@ -155,7 +155,7 @@ class _Reader:
         self._repeated: dict[KeyPath, int] = {}
         self._source = Source(origin, {}, self._lines, self._repeated)
 
-    def read(self, data: Mapping[Any, Any]) -> Source:
+    def read_source(self, data: Mapping[Any, Any]) -> Source:
         self._source.data.update(self._to_yaml_types(data, ()))
         return self._source
 
@@ -172,7 +172,7 @@ class _Reader:
             return value.value
         scalar = str(value) if isinstance(value, os.PathLike) else value
         if isinstance(scalar, str) and "\0" in scalar:
-            raise self._source.error(path, "must not contain the character NUL")
+            raise self._source.error_at(path, "must not contain the character NUL")
         return scalar
 
     def _record_lines(self, value: object, path: KeyPath) -> None:

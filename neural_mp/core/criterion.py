@@ -16,9 +16,9 @@ from neural_mp.util.validators import (
     boolean,
     integer_between,
     is_finite,
-    matching,
     optional,
     validate_option,
+    values_matching,
 )
 
 #: Tolerances from this fraction of the baseline on are rejected: a relative one as a percentage
@@ -32,15 +32,15 @@ _MAX_TOLERANCE = 1e300
 MIN_SPEEDUP = 1.03
 #: Upper bound of the minimum speed-up.
 _MAX_SPEEDUP = 1000.0
-_TOLERANCE = matching(
+_TOLERANCE = values_matching(
     f"a number of magnitude below {_MAX_TOLERANCE:g}",
     lambda value: is_finite(value) and abs(float(value)) < _MAX_TOLERANCE,
 )
-_TIMEOUT = matching(
+_TIMEOUT = values_matching(
     f"a number of seconds from 0 (no limit) to {MOST_SECONDS}",
     lambda value: is_finite(value) and 0 <= value <= MOST_SECONDS,
 )
-_SPEEDUP = matching(
+_SPEEDUP = values_matching(
     f"a ratio from 1 to {_MAX_SPEEDUP:g}, e.g. 1.03 to require a gain of 3 % over FP32",
     lambda value: is_finite(value) and 1 <= value <= _MAX_SPEEDUP,
 )
@@ -214,7 +214,7 @@ class Deadline:
     def __str__(self) -> str:
         return f"the time limit of {self.seconds:g} s{f' of {self.cause}' if self.cause else ''}"
 
-    def check(self) -> None:
+    def raise_if_passed(self) -> None:
         """Raise `DeadlineExceededError` if the time limit passed; zero seconds set no limit."""
         if self.has_passed:
             raise DeadlineExceededError
@@ -226,14 +226,14 @@ class Deadline:
 
     def or_earlier(self, other: Deadline) -> Deadline:
         """Return the other deadline if it ends before this one, else this one."""
-        return other if other.end < self.end else self
+        return other if other.end_time < self.end_time else self
 
     @property
-    def end(self) -> float:
+    def end_time(self) -> float:
         """The end on the monotonic clock; infinite without a limit."""
         return self.started + self.seconds if self.seconds else math.inf
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds left, as argument of another `Deadline`; 0 without a limit."""
         if not self.seconds:
             return 0.0

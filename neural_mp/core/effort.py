@@ -46,7 +46,7 @@ class EffortLimits:
         """Return the same limits of measurements, without a limit of the whole run."""
         return replace(self, multiple=math.inf, extra_seconds=math.inf)
 
-    def deadline(self, known_seconds: float) -> Deadline:
+    def start_deadline(self, known_seconds: float) -> Deadline:
         """Return the deadline of a run from now on, by its seconds so far."""
         if math.isinf(self.multiple):
             return Deadline()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, NamedTuple
 
-from neural_mp.core.precision import Precision, precision_name
+from neural_mp.core.precision import Precision, format_precision_name
 from neural_mp.errors import UnknownOperatorError, did_you_mean
 from neural_mp.util.json_fields import Count, JsonFields
 from neural_mp.util.validators import string, tuple_of
@@ -32,7 +32,7 @@ class Layer(NamedTuple):
     type: str
 
 
-def _layer(value: object) -> Layer:
+def _parse_layer(value: object) -> Layer:
     return Layer(*tuple_of(string, string)(value))
 
 
@@ -89,7 +89,7 @@ class Op(JsonFields):
     channel_scales: bool = False
     quantizes_terms: bool = False
     weights: Count = 0
-    layers: tuple[Annotated[Layer, _layer], ...] = ()
+    layers: tuple[Annotated[Layer, _parse_layer], ...] = ()
     source_precision: Precision = Precision.FP32
     # None of these fields changes which plans exist: digests of spaces are of `repr`.
     widened: bool = field(default=False, repr=False)
@@ -223,7 +223,7 @@ class OpGraph:
     @property
     def source_name(self) -> str:
         """The precisions of the given model as one name, such as `FP32` or `FP16`."""
-        return precision_name(self.source_precisions)
+        return format_precision_name(self.source_precisions)
 
     def executed(self, effective: Mapping[str, Precision]) -> dict[str, Precision]:
         """Return op → the precision in which it is executed; FP32 keeps that of the given model.

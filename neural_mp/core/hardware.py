@@ -72,7 +72,7 @@ class Support:
     reason: str
 
     @property
-    def runs(self) -> str:
+    def execution_mode(self) -> str:
         """Execution mode: `natively`, `emulated` or `no`."""
         return "natively" if self.native else "emulated" if self.available else "no"
 

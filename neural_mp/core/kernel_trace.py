@@ -31,7 +31,7 @@ class OpTrace:
     equals_float: bool = False
 
     @property
-    def executed(self) -> bool:
+    def was_executed(self) -> bool:
         """Whether any kernel of the op ran."""
         return bool(self.kernels)
 
@@ -63,7 +63,7 @@ class TracedKernel:
     reads_int8: bool = False
 
 
-def op_trace(
+def build_op_trace(
     kernels: Sequence[TracedKernel], rounded_to: Precision | None = None, equals_float: bool = False
 ) -> OpTrace:
     """Return the trace of an op from its kernels in execution order."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.util.pytree import float_arrays
+from neural_mp.util.pytree import list_float_arrays
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ValueStats:
     inf: bool = False
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether all values are finite."""
         return not (self.nan or self.inf)
 
@@ -34,9 +34,9 @@ class ValueStats:
         return "NaN" if self.nan else "Inf"
 
     @classmethod
-    def of(cls, values: object) -> ValueStats:
+    def from_values(cls, values: object) -> ValueStats:
         """Return the statistics of all floating-point arrays in nested values."""
-        stats = [cls._of_array(array) for array in float_arrays(values)]
+        stats = [cls._of_array(array) for array in list_float_arrays(values)]
         return cls(
             max((stat.peak for stat in stats), default=0.0),
             any(stat.nan for stat in stats),
@@ -100,7 +100,7 @@ class ModelTrace:
     @property
     def finite_forwards(self) -> bool:
         """Whether outputs and loss are finite; Inf inside may be intended, as in a mask."""
-        return self.outputs.finite and (self.loss is None or bool(np.isfinite(self.loss)))
+        return self.outputs.is_finite and (self.loss is None or bool(np.isfinite(self.loss)))
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def first_non_finite(trace: ModelTrace) -> NonFinite | None:
     """Return the first non-finite value, forwards, then backwards; None if all are finite."""
     if trace.finite_forwards:
         return _first_backward_cause(trace.layers)
-    if not trace.batch.finite:
+    if not trace.batch.is_finite:
         return NonFinite(None, f"the batch contains {trace.batch.non_finite}")
     peak = trace.batch.peak
     for layer in trace.layers:
-        if not layer.outputs.finite:
+        if not layer.outputs.is_finite:
             return _forward_cause(layer, peak)
         peak = max(peak, layer.outputs.peak)
-    if not trace.outputs.finite:
+    if not trace.outputs.is_finite:
         non_finite = trace.outputs.non_finite
         return NonFinite(
             None, f"the outputs contain {non_finite}, but the outputs of all layers do not"
@@ -142,10 +142,10 @@ def first_non_finite(trace: ModelTrace) -> NonFinite | None:
 
 def _forward_cause(layer: LayerTrace, peak: float) -> NonFinite:
     """Return the cause of a layer's non-finite outputs; all before, up to `peak`, are finite."""
-    if not layer.weights.finite:
+    if not layer.weights.is_finite:
         non_finite = layer.weights.non_finite
         return NonFinite(layer.name, f"the weights of {layer.title} contain {non_finite}")
-    if layer.inputs.finite:
+    if layer.inputs.is_finite:
         return NonFinite(
             layer.name, _describe_non_finite(layer, layer.inputs, layer.outputs), _is_16(layer)
         )
@@ -163,12 +163,12 @@ def _first_backward_cause(layers: Sequence[LayerTrace]) -> NonFinite | None:
     """Return the layer that turns finite gradients into non-finite ones, innermost first."""
     for layer in sorted(reversed(layers), key=lambda layer: layer.holds_layers):
         above, below = layer.gradients_above, layer.gradients_below
-        if above is not None and below is not None and above.finite and not below.finite:
+        if above is not None and below is not None and above.is_finite and not below.is_finite:
             message = f"backwards, {_describe_non_finite(layer, above, below, 'gradients')}"
             return NonFinite(layer.name, message, _is_16(layer))
     for layer in reversed(layers):
         above = layer.gradients_above
-        if above is not None and not above.finite:
+        if above is not None and not above.is_finite:
             message = (
                 f"backwards, the gradients of the outputs of {layer.title} contain "
                 f"{above.non_finite}; lower the loss scale, or check the code after this layer"

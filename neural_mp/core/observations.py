@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from neural_mp.util.fingerprint import digest_of
+from neural_mp.util.fingerprint import compute_data_digest
 from neural_mp.util.json_fields import Count, JsonFields, NonNegative
 from neural_mp.util.pytree import Array
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 from neural_mp.util.validators import (
     InvalidValueError,
     finite_numbers,
     integer_between,
-    invalid,
+    invalid_value_error,
     one_of,
 )
 
@@ -142,16 +142,16 @@ class Observations(JsonFields):
     def notes(self) -> tuple[str, ...]:
         """Notes to the user on NaN and Inf in the calibration data and in the model."""
         notes = [
-            f"calibration left out {counted(skipped.samples, 'sample')} with NaN in input {name!r} "
-            f"(first in batch {skipped.batch} of the calibration data), whose outputs are NaN; "
-            f"remove or repair these samples"
+            f"calibration left out {format_count(skipped.samples, 'sample')} with NaN in input "
+            f"{name!r} (first in batch {skipped.batch} of the calibration data), whose outputs "
+            "are NaN; remove or repair these samples"
             for name, skipped in self.nan_samples.items()
         ]
         if self.non_finite:
             name, value = next(iter(self.non_finite.items()))
             number = len(self.non_finite)
             notes.append(
-                f"{counted(number, 'tensor')} ({name!r}{', …' if number > 1 else ''}) held "
+                f"{format_count(number, 'tensor')} ({name!r}{', …' if number > 1 else ''}) held "
                 f"{value}; INT8 has neither NaN nor Inf, so the ops that read them stay float"
             )
         return tuple(notes)
@@ -170,10 +170,10 @@ class Observations(JsonFields):
 
 def _parse_range(value: object) -> Range:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise invalid("a range: [low, high]", value)
+        raise invalid_value_error("a range: [low, high]", value)
     low, high = finite_numbers(value)
     if low > high:
-        raise invalid("a range: [low, high], low ≤ high", [low, high])
+        raise invalid_value_error("a range: [low, high], low ≤ high", [low, high])
     return low, high
 
 
@@ -199,7 +199,7 @@ class KeptOutputs:
         """Whether further outputs are wanted."""
         return self._size < self.limit
 
-    def add(self, outputs: list[Array]) -> None:
+    def add_outputs(self, outputs: list[Array]) -> None:
         """Keep the outputs of the next part of a batch: consecutive samples on the first axis."""
         self._size += sum(array.nbytes for array in outputs)
         self._parts.append(outputs)
@@ -207,12 +207,12 @@ class KeptOutputs:
     def end_batch(self, inputs: object) -> None:
         """Join the parts of a batch."""
         parts, self._parts = self._parts, []
-        digest = digest_of(inputs) if self.is_open and parts else None
+        digest = compute_data_digest(inputs) if self.is_open and parts else None
         if digest is not None:
             whole = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             self._kept[digest] = parts[0] if len(parts) == 1 else list(whole)
 
-    def of(self, inputs: object) -> list[Array] | None:
+    def get_outputs(self, inputs: object) -> list[Array] | None:
         """Return the outputs of a batch with these values; None if they were not kept."""
-        digest = digest_of(inputs) if self._kept else None
+        digest = compute_data_digest(inputs) if self._kept else None
         return None if digest is None else self._kept.get(digest)

@@ -12,8 +12,8 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.json_fields import JsonFields, NonNegative
 from neural_mp.util.validators import (
-    checked,
     integer_between,
+    keep_original_value,
     non_negative_float,
     positive_float,
     validate_option,
@@ -26,7 +26,7 @@ OpRuns = Mapping[str, tuple[float, ...]]
 MAX_GAIN = 16.0
 #: Time of an op that runs within the kernel of another. Not zero, so that ratios are finite.
 WITHIN_ANOTHER_SECONDS = 1e-9
-_Positive = Annotated[float, checked(positive_float)]
+_Positive = Annotated[float, keep_original_value(positive_float)]
 _Ends = tuple[NonNegative, NonNegative]
 
 
@@ -61,7 +61,7 @@ class Duration(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, runs: Iterable[float]) -> Duration:
+    def from_runs(cls, runs: Iterable[float]) -> Duration:
         """Summarize one run or more."""
         ordered = sorted(runs)
         quartile, median = (_interpolate_quantile(ordered, share) for share in (0.25, 0.5))
@@ -131,16 +131,16 @@ class OpTimings(JsonFields):
             conversions=conversions,
         )
 
-    def duration(self, op: str, precision: Precision) -> Duration | None:
+    def op_duration(self, op: str, precision: Precision) -> Duration | None:
         """Return the time of an op with its interval; None if not measured."""
         seconds = self.ops.get(op, {}).get(precision)
         if seconds is None:
             return None
         return Duration(seconds, *self.spread.get(op, {}).get(precision, (seconds, seconds)))
 
-    def gain(self, op: str, precision: Precision) -> Gain | None:
+    def op_gain(self, op: str, precision: Precision) -> Gain | None:
         """Return the speed of an op relative to FP32; None if it has no kernel of its own."""
-        baseline, candidate = self.duration(op, Precision.FP32), self.duration(op, precision)
+        baseline, candidate = self.op_duration(op, Precision.FP32), self.op_duration(op, precision)
         if baseline is None or candidate is None or self.runs_within_another(op):
             return None
         value = baseline.seconds / candidate.seconds
@@ -150,7 +150,7 @@ class OpTimings(JsonFields):
         return Gain(min(value, most), min(low, most), min(high, most), clipped=value > most)
 
 
-#: Form of a layer (`form_of`) → rows per call → seconds.
+#: Form of a layer (`describe_timed_form`) → rows per call → seconds.
 FormTimes = Mapping[str, Mapping[int, float]]
 #: Upper bound of a prompt, beyond the context of any model in use.
 _LONGEST_PROMPT = 1 << 24
@@ -191,7 +191,7 @@ class Workload:
         return f"decode {self.decode:g}, prefill {self.prefill:g}, prompt {self.prompt}"
 
     @classmethod
-    def parse(cls, value: object) -> Workload | None:
+    def from_value(cls, value: object) -> Workload | None:
         """Return a workload from a workload, or a dict as in YAML; None if unset.
 
         Raises:
@@ -208,19 +208,19 @@ class Workload:
         return cls(**value)
 
     @property
-    def rows(self) -> tuple[int, ...]:
+    def row_counts(self) -> tuple[int, ...]:
         """Rows per call that layers are timed with, in ascending order; those with a share."""
         shares = ((_DECODE_ROWS, self.decode), (self.prompt, self.prefill))
         return tuple(sorted({rows for rows, share in shares if share}))
 
-    def seconds(self, times: Mapping[int, float]) -> float:
+    def seconds_per_token(self, times: Mapping[int, float]) -> float:
         """Return the mean seconds per token from the seconds per call of each number of rows."""
         per_token = self.prefill * times[self.prompt] / self.prompt if self.prefill else 0.0
         one_by_one = self.decode * times[_DECODE_ROWS] if self.decode else 0.0
         return (one_by_one + per_token) / (self.decode + self.prefill)
 
 
-def form_of(config: OpConfig) -> str | None:
+def describe_timed_form(config: OpConfig) -> str | None:
     """Return the properties of a configuration that decide on the kernel; None if not timed.
 
     The rounding of a weight does not change its kernel. Static ranges are not timed, as their

@@ -12,22 +12,22 @@ import yaml
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.observations import Observations
-from neural_mp.core.precision import OpConfig, Precision, parse_precisions, precision_name
+from neural_mp.core.precision import OpConfig, Precision, format_precision_name, parse_precisions
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
-from neural_mp.io.readers import file_context, read_yaml
+from neural_mp.io.readers import prefix_file_errors, read_yaml
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.util.optional_packages import data_frame
+from neural_mp.util.optional_packages import create_data_frame
 from neural_mp.util.text import Displayed
 from neural_mp.util.validators import (
     InvalidValueError,
     enum_of,
     file_path,
-    invalid,
+    invalid_value_error,
     list_of,
     mapping_of,
     optional,
-    preview,
+    preview_value,
     record,
     short_string,
     validate_at,
@@ -76,15 +76,15 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         return isinstance(other, PrecisionPlan) and self.configs == other.configs
 
     def __hash__(self) -> int:
-        return self._hash
+        return self._configs_hash
 
     @cached_property
-    def _hash(self) -> int:
+    def _configs_hash(self) -> int:
         return hash(frozenset(self.configs.items()))
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
-        name = precision_name(self.source_precisions)
+        name = format_precision_name(self.source_precisions)
         source = "" if self._from_fp32 else f" of a model in {name}"
         return f"PrecisionPlan({counts or 'empty'}{source})"
 
@@ -139,7 +139,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             "corrections": [" ".join(config.corrections) or None for config in configs],
             "kernel": [config.kernel or None for config in configs],
         }
-        return data_frame(columns, "op")
+        return create_data_frame(columns, "op")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PrecisionPlan:
@@ -148,7 +148,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         Raises:
             PlanError: an entry is malformed; the message names the op.
         """
-        with file_context("the plan", PlanError):
+        with prefix_file_errors("the plan", PlanError):
             return parse_plan(data)
 
     def to_yaml(self, *, framework: str = "", observations: Observations | None = None) -> str:
@@ -172,7 +172,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         Raises:
             PlanError: the text is not a plan; the message names `origin` and the mistake.
         """
-        with file_context(origin, PlanError):
+        with prefix_file_errors(origin, PlanError):
             return _parse_document(load_yaml(text))[0]
 
     def save(self, path: str | Path, **contents: Any) -> None:
@@ -218,11 +218,12 @@ _PlanDumper.add_representer(
 
 def _parse_document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     if not isinstance(value, Mapping) or "ops" not in value:
-        raise invalid("a plan: a mapping with the key 'ops'", value)
+        raise invalid_value_error("a plan: a mapping with the key 'ops'", value)
     if value.get("neural_mp_plan") != FILE_VERSION:
         raise InvalidValueError(
-            f"neural_mp_plan must be {FILE_VERSION}, got {preview(value.get('neural_mp_plan'))}; "
-            f"write the plan again with this version of neural-mp"
+            f"neural_mp_plan must be {FILE_VERSION}, got "
+            f"{preview_value(value.get('neural_mp_plan'))}; write the plan again with this "
+            "version of neural-mp"
         )
     observed = value.get("observations")
     plan = validate_at("ops", parse_plan, value["ops"])
@@ -262,7 +263,9 @@ def _parse_config(entry: object) -> OpConfig:
     if isinstance(entry, str):
         return OpConfig(_parse_precision(entry))
     if not isinstance(entry, Mapping):
-        raise invalid("a precision, e.g. 'fp32', or a mapping with the key 'precision'", entry)
+        raise invalid_value_error(
+            "a precision, e.g. 'fp32', or a mapping with the key 'precision'", entry
+        )
     values = _ENTRY(entry)
     corrections = tuple((values.pop("corrections", None) or "").split())
     kernel = values.pop("kernel", None) or ""
@@ -272,11 +275,11 @@ def _parse_config(entry: object) -> OpConfig:
 def _parse_precision(value: object) -> Precision:
     precisions = parse_precisions(short_string(value))
     if len(precisions) > 1:
-        raise invalid("one precision", value)
+        raise invalid_value_error("one precision", value)
     return precisions[0]
 
 
-def _quant_spec(value: object) -> QuantSpec | None:
+def _parse_quant_spec(value: object) -> QuantSpec | None:
     return QuantSpec.parse(short_string(value)) if value else None
 
 
@@ -284,8 +287,8 @@ _SOURCES = list_of(enum_of(Precision), most=len(Precision))
 _ENTRY = record(
     {"precision": _parse_precision},
     {
-        "weight": _quant_spec,
-        "activation": _quant_spec,
+        "weight": _parse_quant_spec,
+        "activation": _parse_quant_spec,
         "corrections": optional(short_string),
         "kernel": optional(short_string),
     },

@@ -62,7 +62,7 @@ class Precisions(tuple[Precision, ...]):
         return not self == other
 
 
-def precision_name(precisions: Iterable[str]) -> str:
+def format_precision_name(precisions: Iterable[str]) -> str:
     """Return the precisions of a model as one name, such as `FP16` or `BF16/FP32`."""
     return "/".join(str(precision).upper() for precision in precisions)
 
@@ -273,6 +273,6 @@ class OpConfig:
 FP32 = OpConfig(Precision.FP32)
 
 
-def weight_only(weight: QuantSpec) -> OpConfig:
+def make_weight_only(weight: QuantSpec) -> OpConfig:
     """Return the config of an op whose weight is stored in integers and whose inputs are float."""
     return OpConfig(INTEGERS[weight.dtype.bits], weight)

@@ -70,18 +70,18 @@ class _ScaleUnionFind:
         self._above: dict[str, str] = {}
         self._members: dict[str, dict[str, None]] = {}
 
-    def add(self, tensor: str) -> None:
+    def add_tensor(self, tensor: str) -> None:
         """Add a tensor with its own scale, unless already present."""
         if tensor not in self._above:
             self._above[tensor] = tensor
             self._members[tensor] = {tensor: None}
 
-    def share(self, tensor: str, sources: tuple[str, ...]) -> None:
+    def share_scale(self, tensor: str, sources: tuple[str, ...]) -> None:
         """Give a tensor the scale of its source; merge several sources and the tensor into one."""
         if len(sources) == 1:
             self._above[tensor] = self.scale_owner(sources[0])
             return
-        self.add(tensor)
+        self.add_tensor(tensor)
         for source in sources:
             root = self.scale_owner(source)
             if root != tensor:
@@ -94,11 +94,11 @@ class _ScaleUnionFind:
         return tensor
 
     @property
-    def owners(self) -> dict[str, str]:
+    def scale_owners(self) -> dict[str, str]:
         return {tensor: self.scale_owner(tensor) for tensor in self._above}
 
     @property
-    def members(self) -> dict[str, tuple[str, ...]]:
+    def members_by_owner(self) -> dict[str, tuple[str, ...]]:
         return {root: tuple(tensors) for root, tensors in self._members.items()}
 
 
@@ -129,11 +129,11 @@ def _propagate_int8(
 
     def read_quantized(op: Op, source: str) -> None:
         int8_reads[op.name] = int8_reads.get(op.name, frozenset()) | {source}
-        scales.add(source)
+        scales.add_tensor(source)
 
     for op in graph:
         if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.read_in_int8):
-            _leave_int8(graph, members, op.name)
+            _remove_from_kernel(graph, members, op.name)
         if op.name in members:
             effective[op.name] = Precision.INT8
             if members[op.name] == op.name:
@@ -144,10 +144,10 @@ def _propagate_int8(
                     if members.get(source) != members[op.name]:
                         read_quantized(op, source)
                     elif op.quantizes_terms:
-                        scales.add(source)
+                        scales.add_tensor(source)
             if op.name == tails[members[op.name]] and op.name in requested:
                 int8_outputs.add(op.name)
-                scales.add(op.name)
+                scales.add_tensor(op.name)
         elif (
             _passes_int8_on(op, chosen)
             and op.name in requested
@@ -157,16 +157,18 @@ def _propagate_int8(
             for source in op.inputs:
                 read_quantized(op, source)
             int8_outputs.add(op.name)
-            scales.share(op.name, op.inputs)
+            scales.share_scale(op.name, op.inputs)
         else:
             effective[op.name] = chosen.get(op.name, Precision.FP32)
             if effective[op.name] is Precision.INT8 and op.name not in internal:
                 effective[op.name] = Precision.FP32  # INT8 in the plan, but without an INT8 kernel
     outputs = frozenset(int8_outputs)
-    return QuantizationFlow(effective, int8_reads, outputs, scales.owners, scales.members), members
+    return QuantizationFlow(
+        effective, int8_reads, outputs, scales.scale_owners, scales.members_by_owner
+    ), members
 
 
-def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
+def _remove_from_kernel(graph: OpGraph, members: dict[str, str], head: str) -> None:
     waiting = [head]
     while waiting:
         name = waiting.pop()
@@ -175,7 +177,7 @@ def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
             waiting.extend(graph.consumer_names(name))
 
 
-def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
+def find_quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
     """Return the tensors that are quantized if all of `int8_ops` run in INT8."""
     flow, members = _propagate_int8(graph, dict.fromkeys(int8_ops, Precision.INT8))
     readers: dict[str, list[str]] = {}
@@ -229,7 +231,7 @@ def _wanted_in_int8(
     for op in reversed(list(graph)):
         head = members.get(op.name)
         if head == op.name and op.joins_int8 and tails[head] not in requested:
-            _leave_int8(graph, members, head)
+            _remove_from_kernel(graph, members, head)
         elif head == op.name:
             requested.update(op.read_in_int8)
         elif head is not None:
@@ -244,7 +246,7 @@ def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
     return op.quantize_agnostic and chosen.get(op.name, Precision.INT8) is Precision.INT8
 
 
-def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
+def find_observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
     """Return every tensor that is quantized under some plan using only these INT8 ops.
 
     Tensors within a fusion group are not quantized, except for the terms of a sum that rounds them

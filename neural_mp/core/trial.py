@@ -10,7 +10,7 @@ from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, parse_plan
 from neural_mp.core.precision import Precision
 from neural_mp.util.json_fields import Count, JsonFields, NonNegative
-from neural_mp.util.optional_packages import data_frame
+from neural_mp.util.optional_packages import create_data_frame
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.text import Displayed
 
@@ -34,7 +34,9 @@ class Outcome(StringEnum):
     FAILED = "failed"
 
 
-def relative_cost(objectives: Mapping[Objective, float], figures: Mapping[str, float]) -> float:
+def compute_relative_cost(
+    objectives: Mapping[Objective, float], figures: Mapping[str, float]
+) -> float:
     """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
     return sum(w * figures.get(RELATIVE_FIGURES[n], float("inf")) for n, w in objectives.items())
 
@@ -102,7 +104,7 @@ class Trial(JsonFields):
 
     def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
         """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
-        return relative_cost(objectives, self.objectives)
+        return compute_relative_cost(objectives, self.objectives)
 
     @property
     def ranking_loss(self) -> float:
@@ -147,7 +149,7 @@ class Trials(tuple[Trial, ...], Displayed):
             "trained": [trial.trained for trial in self],
             "plan": [trial.plan for trial in self],
         }
-        return data_frame(columns, "trial")
+        return create_data_frame(columns, "trial")
 
 
 def _values_per_trial(attribute: str, trials: Iterable[Trial]) -> dict[str, list[float | None]]:

@@ -35,16 +35,16 @@ class TensorNoise(JsonFields):
     noise: NoiseBy
     typical: NoiseBy = field(default_factory=dict)
 
-    def by_algorithm(self, algorithm: str) -> float:
+    def typical_noise_by(self, algorithm: str) -> float:
         """Return the typical noise by a calibration algorithm; that of `minmax` if not measured."""
         return self.typical.get(algorithm, self.typical.get(CalibrationAlgorithm.MINMAX, 0.0))
 
-    def scaled(self, ratio: float) -> TensorNoise:
+    def scale_by(self, ratio: float) -> TensorNoise:
         """Return the noise times a ratio in the fewest bits."""
         fewest = min(self.noise, key=int)
         return replace(self, noise={**self.noise, fewest: ratio * self.noise[fewest]})
 
-    def at(self, bits: int) -> float:
+    def noise_at_bits(self, bits: int) -> float:
         """Return the noise in a number of bits; 0 in float."""
         return self.noise.get(str(bits), 0.0)
 
@@ -94,4 +94,6 @@ class WidthFigures(JsonFields):
         if config.activation is None:
             return noise
         bits = config.activation.dtype.bits
-        return noise + sum(tensor.at(bits) for tensor in self.tensors if op in tensor.ops)
+        return noise + sum(
+            tensor.noise_at_bits(bits) for tensor in self.tensors if op in tensor.ops
+        )

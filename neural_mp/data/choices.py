@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS
-from neural_mp.data.option_checks import existing_file, existing_path, whole_number
-from neural_mp.data.text import check_vocabulary, json_lines, read_tokenizer, tokenizer_errors
+from neural_mp.data.option_checks import (
+    check_existing_file,
+    check_existing_path,
+    check_whole_number,
+)
+from neural_mp.data.text import (
+    check_vocabulary,
+    convert_tokenizer_errors,
+    iterate_json_lines,
+    read_tokenizer,
+)
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.util.labels import IGNORED_LABEL
-from neural_mp.util.validators import is_integer, preview
+from neural_mp.util.validators import is_integer, preview_value
 
 
 @dataclass(frozen=True)
@@ -73,30 +82,34 @@ class MultipleChoiceDataset:
     _answers: Sequence[_Answer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        path = existing_file("multiple_choice: path", self.path)
+        path = check_existing_file("multiple_choice: path", self.path)
         if path.suffix != ".jsonl":
             raise ConfigurationError(f"multiple_choice: path must end in .jsonl, got {str(path)!r}")
         most = None
         if self.max_questions is not None:
-            most = whole_number("multiple_choice: max_questions", self.max_questions, minimum=1)
+            most = check_whole_number(
+                "multiple_choice: max_questions", self.max_questions, minimum=1
+            )
         answers = self._tokenize_answers(path, most)
         if not answers:
             raise DataError(f"{str(path)!r} must have a question, got none; use another file")
         longest = max(len(answer.tokens) for answer in answers)
         if self.length is not None:
-            longest = min(longest, whole_number("multiple_choice: length", self.length, minimum=2))
+            longest = min(
+                longest, check_whole_number("multiple_choice: length", self.length, minimum=2)
+            )
         object.__setattr__(self, "length", longest)
         object.__setattr__(self, "_answers", answers)
 
     def _tokenize_answers(self, path: Path, most: int | None) -> list[_Answer]:
-        folder = existing_path("multiple_choice: tokenizer", self.tokenizer)
+        folder = check_existing_path("multiple_choice: tokenizer", self.tokenizer)
         tokenizer, answers = read_tokenizer(folder), list[_Answer]()
-        for number, (origin, entry) in enumerate(json_lines(path)):
+        for number, (origin, entry) in enumerate(iterate_json_lines(path)):
             if number == most:
                 break
-            question, texts, right = self._checked(origin, entry)
+            question, texts, right = self._check_entry(origin, entry)
             for index, text in enumerate(texts):
-                with tokenizer_errors(folder):
+                with convert_tokenizer_errors(folder):
                     whole, start = _encode_pair(tokenizer, question, self.delimiter + text)
                 check_vocabulary(whole, folder)
                 if not 0 < start < len(whole):
@@ -107,7 +120,7 @@ class MultipleChoiceDataset:
                 answers.append(_Answer(whole, start, number, index == right, len(text)))
         return answers
 
-    def _checked(self, origin: str, entry: object) -> tuple[str, list[str], int]:
+    def _check_entry(self, origin: str, entry: object) -> tuple[str, list[str], int]:
         """Return the question, its answers and the position of the right one."""
         fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
         question: Any = fields.get(self.question)
@@ -117,14 +130,14 @@ class MultipleChoiceDataset:
         if not (isinstance(question, str) and question.strip() and is_list and len(texts) > 1):
             raise DataError(
                 f"{origin}, must have a text under {self.question!r} and two or more under "
-                f"{self.choices!r}, got {preview(entry)}"
+                f"{self.choices!r}, got {preview_value(entry)}"
             )
         if isinstance(answer, str) and texts.count(answer) == 1:
             answer = texts.index(answer)
         if not is_integer(answer) or not 0 <= answer < len(texts):
             raise DataError(
                 f"{origin}, must have under {self.answer!r} the text of one of the answers, or its "
-                f"position from 0 to {len(texts) - 1}, got {preview(answer)}"
+                f"position from 0 to {len(texts) - 1}, got {preview_value(answer)}"
             )
         return question, texts, int(answer)
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.option_checks import (
-    existing_path,
-    finite_number,
-    numeric_dtype,
+    check_existing_path,
+    check_finite_number,
+    check_whole_number,
+    check_whole_numbers,
+    parse_numeric_dtype,
     true_or_false,
-    whole_number,
-    whole_numbers,
 )
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
-from neural_mp.util.text import counted
-from neural_mp.util.validators import preview, shape_of_array, validate_option
+from neural_mp.util.text import format_count
+from neural_mp.util.validators import preview_value, shape_of_array, validate_option
 
 DATASETS = Registry("dataset", group="neural_mp.datasets")
 
@@ -55,8 +55,8 @@ class ArrayDataset:
                 raise DataError(f"the {name} of {self.source} must be an array, got one number")
         if self.labels is not None and len(self.inputs) != len(self.labels):
             raise DataError(
-                f"{self.source} has {counted(len(self.inputs), 'input')} (shape "
-                f"{self.inputs.shape}) but {counted(len(self.labels), 'label')} (shape "
+                f"{self.source} has {format_count(len(self.inputs), 'input')} (shape "
+                f"{self.inputs.shape}) but {format_count(len(self.labels), 'label')} (shape "
                 f"{self.labels.shape}); the numbers must be equal"
             )
         if len(self.inputs) == 0:
@@ -99,13 +99,13 @@ class DummyDataset:
 
     def __post_init__(self) -> None:
         settings = {
-            "shape": whole_numbers("dummy: shape", self.shape, minimum=1),
-            "size": whole_number("dummy: size", self.size, minimum=1),
-            "low": finite_number("dummy: low", self.low),
-            "high": finite_number("dummy: high", self.high),
-            "dtype": numeric_dtype("dummy: dtype", self.dtype),
+            "shape": check_whole_numbers("dummy: shape", self.shape, minimum=1),
+            "size": check_whole_number("dummy: size", self.size, minimum=1),
+            "low": check_finite_number("dummy: low", self.low),
+            "high": check_finite_number("dummy: high", self.high),
+            "dtype": parse_numeric_dtype("dummy: dtype", self.dtype),
             "label": _label_range(self.label),
-            "seed": whole_number("dummy: seed", self.seed, minimum=0),
+            "seed": check_whole_number("dummy: seed", self.seed, minimum=0),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
@@ -146,9 +146,9 @@ def _label_range(label: object) -> bool | tuple[int, int]:
     if label is True:
         return (0, 1)
     if isinstance(label, Sequence) and not isinstance(label, str):
-        bounds = whole_numbers("dummy: label", label)
+        bounds = check_whole_numbers("dummy: label", label)
     else:
-        bounds = (0, whole_number("dummy: label", label, minimum=1))
+        bounds = (0, check_whole_number("dummy: label", label, minimum=1))
     if len(bounds) != 2 or bounds[0] >= bounds[1]:
         raise ConfigurationError(
             f"dummy: label must be true, false, a number of classes or [low, high] "
@@ -188,7 +188,7 @@ def csv_dataset(
     true_or_false("csv: header", header)
     if columns is not None and (not isinstance(columns, list | tuple) or not columns):
         raise ConfigurationError(f"csv: columns must be a list of columns, got {columns!r}")
-    file = existing_path("csv: path", path)
+    file = check_existing_path("csv: path", path)
     rows = _read_rows(file, delimiter)
     names = rows.pop(0)[1] if header and rows else []
     if not rows:
@@ -226,7 +226,8 @@ def _check_widths(file: Path, rows: list[tuple[int, list[str]]], width: int) -> 
     for line, cells in rows:
         if len(cells) != width:
             raise DataError(
-                f"{file}, line {line}: {counted(len(cells), 'cell')} where {width} are expected"
+                f"{file}, line {line}: {format_count(len(cells), 'cell')} where {width} are "
+                "expected"
             )
 
 
@@ -251,7 +252,7 @@ def _parse_number(file: Path, line: int, cell: str, column: int, names: list[str
     if not abs(value) <= _LARGEST:
         name = repr(names[column]) if names else str(column)
         raise DataError(
-            f"{file}, line {line}, column {name}: {preview(cell)} is not a finite number; "
+            f"{file}, line {line}, column {name}: {preview_value(cell)} is not a finite number; "
             f"correct the cell, or list the columns to use in `columns`"
         )
     return value

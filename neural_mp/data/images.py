@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS
-from neural_mp.data.option_checks import existing_folder, height_and_width, one_of, package
+from neural_mp.data.option_checks import (
+    check_existing_folder,
+    check_one_of,
+    height_and_width,
+    import_package,
+)
 from neural_mp.data.transforms import TRANSFORMS, InputTransform
 from neural_mp.errors import DataError
 from neural_mp.io.files import require_regular_file
@@ -20,13 +25,13 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".ti
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
-def pillow(needed_by: str) -> ModuleType:
+def import_pillow(needed_by: str) -> ModuleType:
     """Return Pillow's module `PIL.Image`.
 
     Raises:
         MissingFrameworkError: Pillow is not installed.
     """
-    module: ModuleType = package("PIL.Image", needed_by, "images", "Pillow")
+    module: ModuleType = import_package("PIL.Image", needed_by, "images", "Pillow")
     return module
 
 
@@ -45,7 +50,7 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
         DataError: the file is missing or broken.
         MissingFrameworkError: Pillow is not installed.
     """
-    image_of = pillow(needed_by)
+    image_of = import_pillow(needed_by)
     try:
         image_of.init()
         require_regular_file(path)
@@ -89,9 +94,9 @@ class ImageFolder:
     files: tuple[tuple[Path, int], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        pillow("dataset 'ImageFolder'")
-        one_of("ImageFolder: mode", self.mode, ("RGB", "L"))
-        root = existing_folder("ImageFolder: root", self.root)
+        import_pillow("dataset 'ImageFolder'")
+        check_one_of("ImageFolder: mode", self.mode, ("RGB", "L"))
+        root = check_existing_folder("ImageFolder: root", self.root)
         folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         files = tuple(
             (path, label)
@@ -134,9 +139,11 @@ class Resize(InputTransform):
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        pillow("transform 'Resize'")
+        import_pillow("transform 'Resize'")
         object.__setattr__(self, "size", height_and_width("Resize: size", self.size))
-        one_of("Resize: interpolation", self.interpolation, ("nearest", "bilinear", "bicubic"))
+        check_one_of(
+            "Resize: interpolation", self.interpolation, ("nearest", "bilinear", "bicubic")
+        )
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Resize each channel separately, as Pillow does internally."""
@@ -152,7 +159,7 @@ class Resize(InputTransform):
         return np.stack([self._resize_channel(channel) for channel in channels], axis=-1)
 
     def _resize_channel(self, channel: np.ndarray) -> np.ndarray:
-        image = pillow("transform 'Resize'")
+        image = import_pillow("transform 'Resize'")
         method = image.Resampling[self.interpolation.upper()]
         height, width = self.size
         source = image.fromarray(np.ascontiguousarray(channel))

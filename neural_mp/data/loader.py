@@ -8,7 +8,7 @@ from typing import Any
 
 from neural_mp.common import DataLoader
 from neural_mp.data.datasets import DATASETS
-from neural_mp.data.option_checks import true_or_false, whole_number
+from neural_mp.data.option_checks import check_whole_number, true_or_false
 from neural_mp.data.registry import Registry
 from neural_mp.data.transforms import TRANSFORMS, Transform
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, error_path
@@ -178,7 +178,7 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
             "dataloader needs a dataset, such as dataset: {ImageFolder: {root: images}}"
         )
     shuffle = true_or_false("dataloader: shuffle", spec.get("shuffle", False))
-    seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
+    seed = check_whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
     transform = build_transforms(spec.get("transform"), names)
     dataset = build_dataset(spec["dataset"], names)
     collate = getattr(dataset, "collate_samples", None)

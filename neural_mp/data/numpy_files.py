@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS, ArrayDataset
-from neural_mp.data.option_checks import existing_path, whole_number
+from neural_mp.data.option_checks import check_existing_path, check_whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.array_files import UNREADABLE, load_arrays
 
 
 @contextmanager
-def plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
+def iterate_plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
     """Yield the result of `load_arrays`; convert errors raised while arrays are read.
 
     Args:
@@ -88,23 +88,25 @@ def numpy_dataset(
 
 
 def _parse_bound(option: str, value: object) -> int | None:
-    return None if value is None else whole_number(f"numpy: {option}", value)
+    return None if value is None else check_whole_number(f"numpy: {option}", value)
 
 
 def _read_array(option: str, reference: object) -> np.ndarray:
     """Return the array named by `file.npy`, `file.npz` or `file.npz:key`."""
     name, separator, key = str(reference).partition(".npz:")
     file = f"{name}.npz" if separator else reference
-    path = existing_path(f"numpy: {option}", file)
+    path = check_existing_path(f"numpy: {option}", file)
     # Memory-mapped: only requested samples are read.
-    with plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as arrays:
+    with iterate_plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as arrays:
         if isinstance(arrays, np.ndarray):
             return arrays
-        array: np.ndarray = arrays[_array_name(str(path), arrays.files, key if separator else None)]
+        array: np.ndarray = arrays[
+            _choose_array_name(str(path), arrays.files, key if separator else None)
+        ]
         return array
 
 
-def _array_name(path: str, names: list[str], key: str | None) -> str:
+def _choose_array_name(path: str, names: list[str], key: str | None) -> str:
     if key is None and len(names) == 1:
         return names[0]
     if key is None:

@@ -21,30 +21,30 @@ def true_or_false(option: str, value: object) -> bool:
     return validate_option(option, validators.boolean, value)
 
 
-def whole_number(option: str, value: object, minimum: int = -MAX_SEED) -> int:
+def check_whole_number(option: str, value: object, minimum: int = -MAX_SEED) -> int:
     """Return `value` as an int, at least `minimum`."""
     return validate_option(option, validators.integer_between(minimum, MAX_SEED), value)
 
 
-def whole_numbers(option: str, value: object, minimum: int = -MAX_SEED) -> tuple[int, ...]:
+def check_whole_numbers(option: str, value: object, minimum: int = -MAX_SEED) -> tuple[int, ...]:
     """Return a list of whole numbers, each at least `minimum`, as a tuple."""
     validator = validators.integer_between(minimum, MAX_SEED)
     return validate_option(option, validators.list_of(validator, "a list of whole numbers"), value)
 
 
-def finite_number(option: str, value: object) -> float:
+def check_finite_number(option: str, value: object) -> float:
     """Return `value` as a finite float."""
     return validate_option(option, validators.finite, value)
 
 
-def finite_numbers(option: str, value: Any) -> tuple[float, ...]:
+def check_finite_numbers(option: str, value: Any) -> tuple[float, ...]:
     """Return one number or a non-empty list of numbers as a tuple."""
     if validators.is_list(value) and len(value):
         return validate_option(option, validators.list_of(validators.finite), value)
-    return (finite_number(option, value),)
+    return (check_finite_number(option, value),)
 
 
-def one_of(option: str, value: object, choices: Sequence[str]) -> str:
+def check_one_of(option: str, value: object, choices: Sequence[str]) -> str:
     """Return `value`, which must be one of `choices`."""
     validator = validators.one_of(choices, " or ".join(map(repr, choices)))
     return validate_option(option, validator, value)
@@ -53,15 +53,15 @@ def one_of(option: str, value: object, choices: Sequence[str]) -> str:
 def height_and_width(option: str, value: object) -> tuple[int, int]:
     """Return `[height, width]` in pixels; one number sets both."""
     if not validators.is_list(value):
-        return (whole_number(option, value, minimum=1),) * 2
-    height, width = validate_option(option, _TWO, whole_numbers(option, value, minimum=1))
+        return (check_whole_number(option, value, minimum=1),) * 2
+    height, width = validate_option(option, _TWO, check_whole_numbers(option, value, minimum=1))
     return height, width
 
 
-_TWO = validators.matching("one number or [height, width]", lambda sizes: len(sizes) == 2)
+_TWO = validators.values_matching("one number or [height, width]", lambda sizes: len(sizes) == 2)
 
 
-def numeric_dtype(option: str, value: object) -> np.dtype[Any]:
+def parse_numeric_dtype(option: str, value: object) -> np.dtype[Any]:
     """Return the numpy dtype of integers or floats named by `value`."""
     return validate_option(option, _parse_dtype, value)
 
@@ -73,11 +73,11 @@ def _parse_dtype(value: Any) -> np.dtype[Any]:
         dtype = None
     if dtype is None or dtype.kind not in "iuf":
         expected = "the name of a numpy dtype of integers or floats, such as float32 or int64"
-        raise validators.invalid(expected, value)
+        raise validators.invalid_value_error(expected, value)
     return dtype
 
 
-def existing_path(option: str, value: object) -> Path:
+def check_existing_path(option: str, value: object) -> Path:
     """Return the path `value`, relative to the current directory, which must exist.
 
     Raises:
@@ -96,23 +96,23 @@ def existing_path(option: str, value: object) -> Path:
     return path
 
 
-def existing_folder(option: str, value: object) -> Path:
-    """Return the folder `value`, which must exist; errors as for `existing_path`."""
-    path = existing_path(option, value)
+def check_existing_folder(option: str, value: object) -> Path:
+    """Return the folder `value`, which must exist; errors as for `check_existing_path`."""
+    path = check_existing_path(option, value)
     if not path.is_dir():
         raise DataError(f"{option} must be a folder; {path} is a file")
     return path
 
 
-def existing_file(option: str, value: object) -> Path:
-    """Return the file `value`, which must exist; errors as for `existing_path`."""
-    path = existing_path(option, value)
+def check_existing_file(option: str, value: object) -> Path:
+    """Return the file `value`, which must exist; errors as for `check_existing_path`."""
+    path = check_existing_path(option, value)
     if path.is_dir():
         raise DataError(f"{option} must be a file; {path} is a folder")
     return path
 
 
-def package(name: str, needed_by: str, extra: str, called: str | None = None) -> Any:
+def import_package(name: str, needed_by: str, extra: str, called: str | None = None) -> Any:
     """Import the module `name`.
 
     Args:

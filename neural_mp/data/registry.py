@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path, message_of
-from neural_mp.util.plug_ins import entry_points
+from neural_mp.util.plug_ins import read_entry_points
 from neural_mp.util.text import with_article
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -44,9 +44,11 @@ class Registry:
 
         def add_factory(factory: Factory) -> Factory:
             for alias in (name, *aliases):
-                if plain_name(alias) in self._factories:
+                if normalize_registered_name(alias) in self._factories:
                     raise ConfigurationError(f"{self.kind} {alias!r} is registered already")
-            self._factories.update({plain_name(alias): factory for alias in (name, *aliases)})
+            self._factories.update(
+                {normalize_registered_name(alias): factory for alias in (name, *aliases)}
+            )
             self._names.append(name)
             return factory
 
@@ -56,29 +58,34 @@ class Registry:
         yield from self._names
         yield from (entry.name for entry in self._plug_in_entries().values())
         if self._beyond is not None:
-            yield from (name for name in self._beyond if plain_name(name) not in self._factories)
+            yield from (
+                name
+                for name in self._beyond
+                if normalize_registered_name(name) not in self._factories
+            )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
         registered = isinstance(name, str) and (
-            plain_name(name) in self._factories or self._plug_in(name) is not None
+            normalize_registered_name(name) in self._factories
+            or self._find_plug_in(name) is not None
         )
         return registered or (self._beyond is not None and name in self._beyond)
 
-    def find(self, name: str) -> Callable[..., Any]:
+    def find_factory(self, name: str) -> Callable[..., Any]:
         """Return the factory of `name`: a registered name, an entry point or `module:attribute`.
 
         Raises:
             ConfigurationError: the name is not registered and cannot be imported.
         """
-        if isinstance(name, str) and plain_name(name) in self._factories:
-            return self._factories[plain_name(name)]
-        if isinstance(name, str) and (entry := self._plug_in(name)) is not None:
+        if isinstance(name, str) and normalize_registered_name(name) in self._factories:
+            return self._factories[normalize_registered_name(name)]
+        if isinstance(name, str) and (entry := self._find_plug_in(name)) is not None:
             return self._check_callable(name, self._load_plug_in(entry))
         if self._beyond is not None and name in self._beyond:
-            return self._beyond.find(name)
+            return self._beyond.find_factory(name)
         if not isinstance(name, str) or ":" not in name:
             raise ConfigurationError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "
@@ -90,12 +97,14 @@ class Registry:
         """Normalized name → entry point that no registered name hides."""
         if self._group is None:
             return {}
-        named = {plain_name(entry.name): entry for entry in entry_points(self._group)}
+        named = {
+            normalize_registered_name(entry.name): entry for entry in read_entry_points(self._group)
+        }
         return {name: entry for name, entry in named.items() if name not in self._factories}
 
-    def _plug_in(self, name: str) -> metadata.EntryPoint | None:
+    def _find_plug_in(self, name: str) -> metadata.EntryPoint | None:
         # `module:attribute` is no entry point.
-        return None if ":" in name else self._plug_in_entries().get(plain_name(name))
+        return None if ":" in name else self._plug_in_entries().get(normalize_registered_name(name))
 
     def _load_plug_in(self, entry: metadata.EntryPoint) -> Any:
         try:
@@ -122,9 +131,13 @@ class Registry:
             ConfigurationError: the name or an option is unknown, or an option is missing.
         """
         with error_path(name):
-            return self.made(name, self.find(name), {} if options is None else options)
+            return self.call_factory(
+                name, self.find_factory(name), {} if options is None else options
+            )
 
-    def made(self, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    def call_factory(
+        self, name: str, factory: Callable[..., Any], options: Mapping[str, Any]
+    ) -> Any:
         """Call a factory with `options` as keyword arguments.
 
         Raises:
@@ -146,7 +159,7 @@ class Registry:
             raise
 
 
-def plain_name(name: str) -> str:
+def normalize_registered_name(name: str) -> str:
     """Normalize a name as registries compare it: without case, `_` and `-`."""
     return name.casefold().replace("_", "").replace("-", "")
 

@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS
-from neural_mp.data.numpy_files import plain_arrays
-from neural_mp.data.option_checks import existing_file, existing_path, package, whole_number
+from neural_mp.data.numpy_files import iterate_plain_arrays
+from neural_mp.data.option_checks import (
+    check_existing_file,
+    check_existing_path,
+    check_whole_number,
+    import_package,
+)
 from neural_mp.errors import ConfigurationError, DataError, one_line
 from neural_mp.io.readers import JsonError, load_json, read_json
 from neural_mp.util.labels import IGNORED_LABEL
-from neural_mp.util.validators import anything, is_integer, preview
+from neural_mp.util.validators import anything, is_integer, preview_value
 
 _TOKENIZER = "tokenizer.json"
 #: Tokens per window.
@@ -63,14 +68,14 @@ class TextDataset:
     _windows: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        length = whole_number("text: length", self.length, minimum=2)
-        stride = whole_number("text: stride", self.stride or length, minimum=1)
+        length = check_whole_number("text: length", self.length, minimum=2)
+        stride = check_whole_number("text: stride", self.stride or length, minimum=1)
         if stride > length:
             raise ConfigurationError(
                 f"text: stride must be at most length ({length}), got {stride}; tokens between "
                 f"windows would be skipped"
             )
-        path = existing_file("text: path", self.path)
+        path = check_existing_file("text: path", self.path)
         tokens = self._read_tokens(path)
         if not len(tokens):
             raise DataError(
@@ -80,7 +85,7 @@ class TextDataset:
             )
         starts = range(0, len(tokens) - length + 1, stride)
         if self.max_windows is not None:
-            starts = starts[: whole_number("text: max_windows", self.max_windows, minimum=1)]
+            starts = starts[: check_whole_number("text: max_windows", self.max_windows, minimum=1)]
         if not starts:
             raise DataError(
                 f"the text {str(self.path)!r} must have at least one window of {length} tokens, "
@@ -92,8 +97,8 @@ class TextDataset:
 
     def _read_tokens(self, path: Path) -> np.ndarray:
         if path.suffix == ".npy":
-            with plain_arrays(path) as stored:
-                return _checked_ids(stored, path)
+            with iterate_plain_arrays(path) as stored:
+                return _check_token_ids(stored, path)
         if path.suffix not in _SUFFIXES:
             raise ConfigurationError(
                 f"text: path must end in {', '.join(_SUFFIXES)}, got {str(path)!r}"
@@ -103,11 +108,11 @@ class TextDataset:
                 f"text: tokenizer must name a folder with {_TOKENIZER} for {path.name}; or give "
                 f"token ids in an .npy file"
             )
-        folder = existing_path("text: tokenizer", self.tokenizer)
+        folder = check_existing_path("text: tokenizer", self.tokenizer)
         tokenizer, ids, chat = read_tokenizer(folder), [], _ChatTemplate(folder)
-        for text in self._texts(path):
-            written = text if isinstance(text, str) else chat.written(text)
-            with tokenizer_errors(folder):
+        for text in self._read_texts(path):
+            written = text if isinstance(text, str) else chat.apply_template(text)
+            with convert_tokenizer_errors(folder):
                 # A chat template writes the special tokens itself.
                 encoding = tokenizer.encode(written, add_special_tokens=written is text)
                 ids.append(np.array(encoding.ids, np.int64))
@@ -115,17 +120,17 @@ class TextDataset:
         check_vocabulary(tokens, folder)
         return tokens
 
-    def _texts(self, path: Path) -> Iterator[str | list[dict[str, Any]]]:
+    def _read_texts(self, path: Path) -> Iterator[str | list[dict[str, Any]]]:
         """Yield texts, and conversations as lists of messages."""
         if path.suffix == ".txt":
             yield _read_utf8(path)
             return
-        for origin, entry in json_lines(path):
+        for origin, entry in iterate_json_lines(path):
             content: Any = entry.get(self.key) if isinstance(entry, dict) else None
             if not isinstance(content, str) and not _is_conversation(content):
                 raise DataError(
                     f"{origin}, must have under {self.key!r} a text, or messages with 'role' and "
-                    f"'content', got {preview(entry)}"
+                    f"'content', got {preview_value(entry)}"
                 )
             yield content
 
@@ -155,32 +160,35 @@ class _ChatTemplate:
     tokenizer: Path
 
     @cached_property
-    def _loaded(self) -> Any:
-        transformers = package("transformers", "a chat template", "text")
-        return transformers.AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
+    def _loaded_tokenizer(self) -> Any:
+        transformers = import_package("transformers", "a chat template", "text")
+        return transformers.AutoTokenizer.from_pretrained(
+            str(self._tokenizer_folder), local_files_only=True
+        )
 
     @property
-    def _folder(self) -> Path:
+    def _tokenizer_folder(self) -> Path:
         return self.tokenizer if self.tokenizer.is_dir() else self.tokenizer.parent
 
-    def written(self, messages: list[dict[str, Any]]) -> str:
+    def apply_template(self, messages: list[dict[str, Any]]) -> str:
         """Return a conversation as the template writes it.
 
         Raises:
             DataError: there is no template, or it rejects the conversation.
             MissingFrameworkError: the package transformers is not installed.
         """
-        jinja = package("jinja2", "a chat template", "text")
+        jinja = import_package("jinja2", "a chat template", "text")
         try:
-            return str(self._loaded.apply_chat_template(messages, tokenize=False))
+            return str(self._loaded_tokenizer.apply_chat_template(messages, tokenize=False))
         except (OSError, ValueError, jinja.TemplateError) as error:
             raise DataError(
-                f"a conversation needs the chat template of {str(self._folder)!r}, which fails: "
-                f"{one_line(error)}; save the tokenizer with its template, or use texts"
+                f"a conversation needs the chat template of {str(self._tokenizer_folder)!r}, "
+                f"which fails: {one_line(error)}; save the tokenizer with its template, or use "
+                "texts"
             ) from error
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def iterate_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a description of the place and the value of every line that is not blank.
 
     Raises:
@@ -210,19 +218,19 @@ def read_tokenizer(path: Path) -> Any:
         DataError: there is no tokenizer, or the file is damaged.
         MissingFrameworkError: the package tokenizers is not installed.
     """
-    tokenizers = package("tokenizers", "a dataset of texts", "text")
+    tokenizers = import_package("tokenizers", "a dataset of texts", "text")
     file = path / _TOKENIZER if path.is_dir() else path
     if not file.is_file():
         raise DataError(
             f"the folder {str(path)!r} must contain {_TOKENIZER}; save the tokenizer with "
             f"save_pretrained, or give token ids in an .npy file"
         )
-    with tokenizer_errors(file):
+    with convert_tokenizer_errors(file):
         return tokenizers.Tokenizer.from_file(str(file))
 
 
 @contextmanager
-def tokenizer_errors(path: Path) -> Iterator[None]:
+def convert_tokenizer_errors(path: Path) -> Iterator[None]:
     """Raise one error for any failure of the tokenizer from a file or folder in this context.
 
     Raises:
@@ -241,16 +249,16 @@ def tokenizer_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def context_length(folder: Path) -> int | None:
+def read_context_length(folder: Path) -> int | None:
     """Return the largest number of tokens that a model folder's configuration allows, if any.
 
     Raises:
         DataError: the configuration cannot be read.
     """
-    return _configured_size(folder, _CONTEXT)
+    return _read_configured_size(folder, _CONTEXT)
 
 
-def _configured_size(folder: Path, keys: tuple[str, ...]) -> int | None:
+def _read_configured_size(folder: Path, keys: tuple[str, ...]) -> int | None:
     """Return the first size above 1 under these keys of a folder's configuration, if any."""
     if not (folder / _CONFIG).is_file():
         return None
@@ -266,7 +274,7 @@ def check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
     Raises:
         DataError: a token is beyond the vocabulary.
     """
-    size = _configured_size(folder, _VOCABULARY)
+    size = _read_configured_size(folder, _VOCABULARY)
     if size is not None and tokens.max(initial=0) >= size:
         raise DataError(
             f"the tokenizer of {str(folder)!r} must fit the model, which has {size} tokens, got "
@@ -274,7 +282,7 @@ def check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
         )
 
 
-def _checked_ids(stored: object, path: Path) -> np.ndarray:
+def _check_token_ids(stored: object, path: Path) -> np.ndarray:
     ids = np.asarray(stored)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DataError(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.option_checks import (
-    finite_number,
-    finite_numbers,
-    numeric_dtype,
-    one_of,
-    whole_number,
-    whole_numbers,
+    check_finite_number,
+    check_finite_numbers,
+    check_one_of,
+    check_whole_number,
+    check_whole_numbers,
+    parse_numeric_dtype,
 )
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError
@@ -35,7 +35,7 @@ class InputTransform:
         """Return the changed inputs; raise ValueError with the reason if they do not fit."""
         raise NotImplementedError
 
-    def array_of(self, inputs: object) -> np.ndarray:
+    def convert_to_array(self, inputs: object) -> np.ndarray:
         """Convert the inputs of a sample to the argument of `apply`."""
         return np.asarray(inputs)
 
@@ -56,7 +56,7 @@ class InputTransform:
                 f"inputs of {type(self).__name__} must be one array, got "
                 f"{type(inputs).__name__}; name a transform of your own as module:attribute"
             )
-        array = self.array_of(inputs)
+        array = self.convert_to_array(inputs)
         try:
             return self.apply(array), label
         except ValueError as error:
@@ -77,7 +77,7 @@ class Rescale(InputTransform):
     scale: float = 1 / 255
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", finite_number("Rescale: scale", self.scale))
+        object.__setattr__(self, "scale", check_finite_number("Rescale: scale", self.scale))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Scale in float64, rounded to float32 once."""
@@ -103,8 +103,8 @@ class Normalize(InputTransform):
     channels: str = "last"
 
     def __post_init__(self) -> None:
-        mean = finite_numbers("Normalize: mean", self.mean)
-        std = finite_numbers("Normalize: std", self.std)
+        mean = check_finite_numbers("Normalize: mean", self.mean)
+        std = check_finite_numbers("Normalize: std", self.std)
         if min(std) <= 0:
             raise ConfigurationError(f"Normalize: std must be above 0, got {self.std!r}")
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
@@ -112,7 +112,7 @@ class Normalize(InputTransform):
                 f"Normalize: mean has {len(mean)} channels and std {len(std)}; "
                 f"give equally many, or one number for all"
             )
-        one_of("Normalize: channels", self.channels, ("last", "first"))
+        check_one_of("Normalize: channels", self.channels, ("last", "first"))
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
 
@@ -140,7 +140,7 @@ class Cast(InputTransform):
     dtype: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", numeric_dtype("Cast: dtype", self.dtype))
+        object.__setattr__(self, "dtype", parse_numeric_dtype("Cast: dtype", self.dtype))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Call `numpy.ndarray.astype`."""
@@ -159,7 +159,7 @@ class Transpose(InputTransform):
     perm: Any
 
     def __post_init__(self) -> None:
-        perm = whole_numbers("Transpose: perm", self.perm, minimum=0)
+        perm = check_whole_numbers("Transpose: perm", self.perm, minimum=0)
         if not perm or sorted(perm) != list(range(len(perm))):
             raise ConfigurationError(
                 f"Transpose: perm must hold each of 0, 1, … once, such as [2, 0, 1], "
@@ -196,7 +196,7 @@ class Reshape(InputTransform):
     shape: Any
 
     def __post_init__(self) -> None:
-        shape = whole_numbers("Reshape: shape", self.shape, minimum=-1)
+        shape = check_whole_numbers("Reshape: shape", self.shape, minimum=-1)
         if shape.count(-1) > 1:
             raise ConfigurationError(f"Reshape: only one size may be -1, got {self.shape!r}")
         object.__setattr__(self, "shape", shape)
@@ -218,7 +218,7 @@ class ExpandDims(InputTransform):
     axis: int = 0
 
     def __post_init__(self) -> None:
-        whole_number("ExpandDims: axis", self.axis)
+        check_whole_number("ExpandDims: axis", self.axis)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Call `numpy.expand_dims`."""

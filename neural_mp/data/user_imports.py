@@ -74,7 +74,7 @@ def load_user_object(name: str) -> Any:
             f"{name!r}"
         )
     rules = _names.get()
-    folders = user_folders(None if rules is None else rules.folder)
+    folders = list_user_folders(None if rules is None else rules.folder)
     target: Any = _import_module(module_name, name, folders, rules)
     for part in attribute.split("."):
         if rules is not None:
@@ -85,12 +85,14 @@ def load_user_object(name: str) -> Any:
             raise ConfigurationError(f"{where} has no {part!r}{did_you_mean(part, public)}")
         target = getattr(target, part)
     if rules is not None and not _is_users_object(target, folders):
-        origin = target.__name__ if isinstance(target, ModuleType) else _defining_module(target)
-        raise _not_yours(name, f"it is defined in {origin!r}", rules)
+        origin = (
+            target.__name__ if isinstance(target, ModuleType) else _find_defining_module(target)
+        )
+        raise _foreign_module_error(name, f"it is defined in {origin!r}", rules)
     return target
 
 
-def user_folders(folder: Path | None) -> tuple[Path, ...]:
+def list_user_folders(folder: Path | None) -> tuple[Path, ...]:
     """Return the folders of user modules: the working directory, and the folder of the file."""
     cwd = Path.cwd()
     return (cwd,) if folder is None or folder.resolve() == cwd else (cwd, folder.resolve())
@@ -117,7 +119,7 @@ def _import_module(
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(missing + "."):
-            raise _no_module(missing, name, folders) from error
+            raise _missing_module_error(missing, name, folders) from error
         raise _import_failed(module_name, name, error) from error
     except Exception as error:
         raise _import_failed(module_name, name, error) from error
@@ -160,7 +162,7 @@ def _check_replaces_nothing(
     loaded = sys.modules.get(top)
     if loaded is None:
         return
-    if own[0] not in _containing_folders(loaded):
+    if own[0] not in _list_containing_folders(loaded):
         file = getattr(loaded, "__file__", None)
         raise ConfigurationError(
             f"{name!r} names {location}, but another module {top!r} is in use, "
@@ -196,20 +198,20 @@ def _check_installed_module(
     """Check that a file may name an installed module, before its import."""
     top = module_name.partition(".")[0]
     if _is_pythons(top):
-        raise _not_yours(name, f"{top!r} is a module of the standard library", rules)
+        raise _foreign_module_error(name, f"{top!r} is a module of the standard library", rules)
     if is_trusted(module_name):
         return
     spec = sys.modules.get(top) or importlib.machinery.PathFinder.find_spec(top)
     if spec is None:
-        raise _no_module(top, name, folders)
+        raise _missing_module_error(top, name, folders)
     where = getattr(spec, "origin", None) or getattr(spec, "__file__", None) or "no file"
-    raise _not_yours(name, f"{top!r} is defined in {where}", rules)
+    raise _foreign_module_error(name, f"{top!r} is defined in {where}", rules)
 
 
-def _no_module(missing: str, name: str, folders: tuple[Path, ...]) -> ConfigurationError:
+def _missing_module_error(missing: str, name: str, folders: tuple[Path, ...]) -> ConfigurationError:
     return ConfigurationError(
         f"there is no module {missing!r}, named by {name!r}"
-        f"{did_you_mean(missing, _neighbour_modules(missing, folders))}"
+        f"{did_you_mean(missing, _list_neighbour_modules(missing, folders))}"
     )
 
 
@@ -220,7 +222,7 @@ def _import_failed(module_name: str, name: str, error: Exception) -> Configurati
     )
 
 
-def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
+def _foreign_module_error(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
     location = "" if rules.folder is None else f" or in {str(rules.folder.resolve())!r}"
     return ConfigurationError(
         f"{name!r} is not your own code: {why}. A file may name classes and functions that are "
@@ -229,7 +231,7 @@ def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
     )
 
 
-def _neighbour_modules(missing: str, folders: tuple[Path, ...]) -> list[str]:
+def _list_neighbour_modules(missing: str, folders: tuple[Path, ...]) -> list[str]:
     package, _, _ = missing.rpartition(".")
     roots = [str(folder) for folder in folders]
     paths = list(getattr(sys.modules.get(package), "__path__", ())) if package else roots
@@ -244,14 +246,14 @@ def _check_lookup(
     users = isinstance(target, ModuleType | type) and _is_users_object(target, folders)
     if part.startswith("__") or not users:
         what = target.__name__ if isinstance(target, ModuleType | type) else type(target).__name__
-        raise _not_yours(name, f"{part!r} is looked up in {what!r}", rules)
+        raise _foreign_module_error(name, f"{part!r} is looked up in {what!r}", rules)
 
 
 def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
     """Whether a class, function or object was created in a module that a file may name."""
     if isinstance(target, ModuleType):
         return _is_users_module(target.__name__, folders)
-    home = _defining_module(target)
+    home = _find_defining_module(target)
     if home is not None and _is_users_module(home, folders):
         return True
     if (
@@ -271,7 +273,7 @@ def _is_users_object(target: object, folders: tuple[Path, ...]) -> bool:
     )
 
 
-def _defining_module(target: object) -> str | None:
+def _find_defining_module(target: object) -> str | None:
     home = getattr(target, "__module__", None)
     return home if isinstance(home, str) else None
 
@@ -283,10 +285,12 @@ def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
     if is_trusted(module_name):
         return True
     loaded = sys.modules.get(top)
-    return loaded is not None and any(folder in folders for folder in _containing_folders(loaded))
+    return loaded is not None and any(
+        folder in folders for folder in _list_containing_folders(loaded)
+    )
 
 
-def _containing_folders(module: ModuleType) -> list[Path]:
+def _list_containing_folders(module: ModuleType) -> list[Path]:
     paths = getattr(module, "__path__", None)
     if paths is not None:
         return [Path(path).parent.resolve() for path in paths]

@@ -54,12 +54,12 @@ def write_atomic(path: Path, content: bytes) -> None:
     Raises:
         OSError: the file cannot be written; the old content stays.
     """
-    with atomic_file(path) as file:
+    with open_atomic_file(path) as file:
         file.write(content)
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+def open_atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name at the end of the context, creating folders.
 
     Raises:
@@ -116,7 +116,7 @@ def read_bounded(path: str | Path, max_bytes: int) -> bytes:
     return b"".join(blocks)
 
 
-def writable_folder(log_path: str | None) -> Path | None:
+def create_writable_folder(log_path: str | None) -> Path | None:
     """Create the log folder and check write access, before anything is computed.
 
     Raises:

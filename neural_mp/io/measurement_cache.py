@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from neural_mp.errors import HistoryError, NeuralMPError
 from neural_mp.io.files import write_atomic
-from neural_mp.io.readers import file_context, read_json
+from neural_mp.io.readers import prefix_file_errors, read_json
 from neural_mp.util.validators import (
     Validator,
     anything,
@@ -52,7 +52,7 @@ class MeasurementCache(Protocol):
     def enabled(self) -> bool:
         """Whether measurements are kept."""
 
-    def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> MeasurementCache:
+    def scope_to(self, *, data: DataDigest = "", **conditions: str | None) -> MeasurementCache:
         """Return the cache under further conditions; disabled if any condition is unknown.
 
         Args:
@@ -61,10 +61,10 @@ class MeasurementCache(Protocol):
             conditions: name → value of further conditions; None if unknown.
         """
 
-    def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
+    def get_entry(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Return whether a key has a valid entry, and the entry."""
 
-    def put(self, key: str, value: object) -> None:
+    def put_entry(self, key: str, value: object) -> None:
         """Store numbers, strings, lists and dicts under a key."""
 
 
@@ -88,11 +88,11 @@ class RunCache:
         self.entries = dict(entries or {})
         self._store, self._origin = store, origin
 
-    def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> RunCache:
+    def scope_to(self, *, data: DataDigest = "", **conditions: str | None) -> RunCache:
         """Return the cache itself: all conditions are constant within a run."""
         return self
 
-    def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
+    def get_entry(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`.
 
         Raises:
@@ -100,10 +100,10 @@ class RunCache:
         """
         if key not in self.entries:
             return False, None
-        with file_context(f"{self._origin}: {key}", HistoryError):
+        with prefix_file_errors(f"{self._origin}: {key}", HistoryError):
             return True, kind(self.entries[key])
 
-    def put(self, key: str, value: object) -> None:
+    def put_entry(self, key: str, value: object) -> None:
         """See `MeasurementCache`."""
         self.entries[key] = value
         self._store(key, value)
@@ -132,17 +132,17 @@ class FileCache:
         """Whether measurements are kept."""
         return self.folder is not None
 
-    def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> FileCache:
+    def scope_to(self, *, data: DataDigest = "", **conditions: str | None) -> FileCache:
         """See `MeasurementCache`."""
         defined = {name: value for name, value in conditions.items() if value is not None}
         if data is None or len(defined) < len(conditions):
             return NO_CACHE
         return replace(self, data=data or self.data, scope={**self.scope, **defined})
 
-    def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
+    def get_entry(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`; an invalid entry counts as missing."""
         entries = self._read_entries(key)
-        digest = self._data_digest() if entries else None
+        digest = self._get_data_digest() if entries else None
         for stored, value in entries:
             if stored == digest:
                 with suppress(OSError):
@@ -153,30 +153,30 @@ class FileCache:
                     logger.debug("%s: invalid entry %r: %s", self._cache_path(key), key, error)
         return False, None
 
-    def put(self, key: str, value: object) -> None:
+    def put_entry(self, key: str, value: object) -> None:
         """See `MeasurementCache`; nothing is stored for data without a digest."""
-        digest = self._data_digest() if self.enabled else None
+        digest = self._get_data_digest() if self.enabled else None
         if digest is None:
             return
         remaining = [pair for pair in self._read_entries(key) if pair[0] != digest]
         entries = [*remaining, (digest, value)][-_MAX_ENTRIES_PER_FILE:]
-        content = json.dumps({"scope": self._scope_of(key), "entries": entries})
+        content = json.dumps({"scope": self._make_key_scope(key), "entries": entries})
         path = self._cache_path(key)
         try:
             write_atomic(path, zlib.compress(content.encode()))
-            _evict_oldest(path.parent)
+            _evict_oldest_files(path.parent)
         except OSError as error:
             logger.log(self.error_level, "The measurement cache cannot be written to: %s", error)
 
-    def _data_digest(self) -> str | None:
+    def _get_data_digest(self) -> str | None:
         return self.data() if callable(self.data) else self.data
 
-    def _scope_of(self, key: str) -> dict[str, str]:
+    def _make_key_scope(self, key: str) -> dict[str, str]:
         return {**self.scope, "key": key}
 
     def _cache_path(self, key: str) -> Path:
         assert self.folder is not None
-        scope = json.dumps(self._scope_of(key), sort_keys=True)
+        scope = json.dumps(self._make_key_scope(key), sort_keys=True)
         return self.folder / f"{hashlib.sha256(scope.encode()).hexdigest()[:32]}.json.z"
 
     def _read_entries(self, key: str) -> list[tuple[str, Any]]:
@@ -188,20 +188,20 @@ class FileCache:
         except HistoryError as error:
             logger.debug("%s", error)
             return []
-        return list(content["entries"]) if content["scope"] == self._scope_of(key) else []
+        return list(content["entries"]) if content["scope"] == self._make_key_scope(key) else []
 
 
 #: A disabled cache.
 NO_CACHE = FileCache()
 
 
-def machine_cache(**conditions: str) -> FileCache:
+def open_machine_cache(**conditions: str) -> FileCache:
     """Return this machine's cache under some conditions, valid in every workspace."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return FileCache(Path(home) / "neural_mp", conditions, error_level=logging.DEBUG)
 
 
-def _evict_oldest(folder: Path) -> None:
+def _evict_oldest_files(folder: Path) -> None:
     files = [path for path in folder.iterdir() if path.name.endswith(".json.z")]
     if len(files) <= _MAX_FILES:
         return

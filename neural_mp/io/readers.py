@@ -18,7 +18,13 @@ from neural_mp.errors import DataError, NeuralMPError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_DATA_BYTES, MAX_DATA_VALUES, MAX_FILE_BYTES, MAX_VALUES
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.util.validators import InvalidValueError, Validator, anything, located, string
+from neural_mp.util.validators import (
+    InvalidValueError,
+    Validator,
+    anything,
+    format_located_error,
+    string,
+)
 
 T = TypeVar("T")
 
@@ -40,8 +46,8 @@ def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) 
     Raises:
         NeuralMPError: of class `error`, if the file is unreadable or invalid.
     """
-    with file_context(repr(str(path)), error):
-        return kind(load_yaml(_decode_text(bytes_of(path))))
+    with prefix_file_errors(repr(str(path)), error):
+        return kind(load_yaml(_decode_text(read_file_bytes(path))))
 
 
 def read_json(
@@ -58,8 +64,8 @@ def read_json(
         NeuralMPError: of class `error`, if the file is unreadable or invalid; the message ends with
             `hint`.
     """
-    with file_context(repr(str(path)), error, hint):
-        data = bytes_of(path, max_bytes)
+    with prefix_file_errors(repr(str(path)), error, hint):
+        data = read_file_bytes(path, max_bytes)
         if data.startswith(_COMPRESSED_STARTS):
             data = decompress_bounded(data, max_bytes)
         return kind(load_json(data, max_values))
@@ -82,7 +88,7 @@ def parse_json(data: object, kind: Validator[T], origin: str, error: type[Neural
     Raises:
         NeuralMPError: of class `error`, if the text is invalid; the message starts with `origin`.
     """
-    with file_context(origin, error):
+    with prefix_file_errors(origin, error):
         text = string(data)
         # Compressed text starts with the zlib header, a letter in base85.
         return kind(load_json(text if text[:1] in '{["' else decompress_text(text)))
@@ -106,7 +112,7 @@ def decompress_text(text: str) -> bytes:
 
 
 @contextmanager
-def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
+def prefix_file_errors(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
     """Prefix errors raised in this context with the origin (a file) and the key path.
 
     Raises:
@@ -117,10 +123,10 @@ def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Ite
     except RecursionError:
         raise error(f"{origin}: {_TOO_DEEP}{hint and f'; {hint}'}") from None
     except NeuralMPError as cause:
-        raise error(f"{origin}: {located(cause)}{hint and f'; {hint}'}") from cause
+        raise error(f"{origin}: {format_located_error(cause)}{hint and f'; {hint}'}") from cause
 
 
-def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+def read_file_bytes(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a file.
 
     Raises:

@@ -50,7 +50,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         if _has_ended_owner(folder):
             shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=parent) as scratch:
-        owner = json.dumps(ProcessIdentity.current().to_dict())
+        owner = json.dumps(ProcessIdentity.of_this_process().to_dict())
         (Path(scratch) / _OWNER).write_text(owner, encoding="utf-8")
         yield Path(scratch)
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from neural_mp.io.limits import MAX_DEPTH, MAX_NUMBER_CHARS, MAX_VALUES
-from neural_mp.util.validators import InvalidValueError, preview
+from neural_mp.util.validators import InvalidValueError, preview_value
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_DEEP = f"nesting exceeds the limit of {MAX_DEPTH} levels"
@@ -64,7 +64,7 @@ class YamlError(InvalidValueError):
     problem: str = ""
 
 
-def _error(line: int, problem: str, keys: tuple[str | int, ...] = ()) -> YamlError:
+def _build_error(line: int, problem: str, keys: tuple[str | int, ...] = ()) -> YamlError:
     error = YamlError(f"line {line}: {problem}")
     error.line, error.problem, error.keys = line, problem, keys
     return error
@@ -113,19 +113,19 @@ def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
 def _read_events(text: str, reader: _Reader) -> Any:
     try:
         for event in yaml.parse(text, _LOADER):
-            reader.take(event)
+            reader.process_event(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         # An unexpected end is marked on the line after the last.
         line = min(mark.line, text.count("\n")) + 1 if mark else 1
         if "nesting depth" in str(error.problem):  # libyaml scans ahead of the events
-            raise _error(line, _TOO_DEEP) from None
-        raise _error(line, f"{_NOT_YAML}: {error.problem or error.context}") from None
+            raise _build_error(line, _TOO_DEEP) from None
+        raise _build_error(line, f"{_NOT_YAML}: {error.problem or error.context}") from None
     except yaml.reader.ReaderError as error:
         line = text.encode()[: error.position].count(b"\n") + 1
-        raise _error(line, f"{_NOT_YAML}: {error.reason}") from None
+        raise _build_error(line, f"{_NOT_YAML}: {error.reason}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise _error(1, f"{_NOT_YAML}: {preview(str(error))}") from None
+        raise _build_error(1, f"{_NOT_YAML}: {preview_value(str(error))}") from None
     return reader.document.value
 
 
@@ -169,7 +169,7 @@ class _Reader:
             yaml.DocumentStartEvent: self._take_document,
         }
 
-    def take(self, event: Any) -> None:
+    def process_event(self, event: Any) -> None:
         """Process the next event."""
         take = self._take.get(type(event))
         if take is not None:
@@ -178,7 +178,7 @@ class _Reader:
     def _take_document(self, event: Any) -> None:
         self._documents += 1
         if self._documents > 1:
-            raise self._error(event, f"{_NOT_YAML}: expected one document, found several")
+            raise self._build_error(event, f"{_NOT_YAML}: expected one document, found several")
 
     def _take_scalar(self, event: Any) -> None:
         if self._expects_key():
@@ -186,24 +186,26 @@ class _Reader:
             self._set_key(event, _MERGE if merges else event.value)
             value = event.value
         else:
-            value = self._scalar_value(event)
+            value = self._parse_scalar_value(event)
             self._put_value(event, value, 1)
         if event.anchor:
             self._named[event.anchor] = value, 1
 
-    def _scalar_value(self, event: Any) -> Any:
+    def _parse_scalar_value(self, event: Any) -> Any:
         text, tag = event.value, event.tag
         if (tag is None and event.implicit[0]) or tag in _SCALAR_TAGS:
             if len(text) > MAX_NUMBER_CHARS and _MANY_DIGITS_RE.fullmatch(text):
                 problem = f"a number must have at most {MAX_NUMBER_CHARS} digits, got {len(text)}"
-                raise self._error(event, problem)
+                raise self._build_error(event, problem)
             return _parse_plain_scalar(text)
         if tag not in _TEXT_TAGS:
-            raise self._unsupported_tag(event)
+            raise self._make_tag_error(event)
         return text
 
-    def _unsupported_tag(self, event: Any) -> YamlError:
-        return self._error(event, f"the tag {preview(event.tag)} is not supported; remove the tag")
+    def _make_tag_error(self, event: Any) -> YamlError:
+        return self._build_error(
+            event, f"the tag {preview_value(event.tag)} is not supported; remove the tag"
+        )
 
     def _expects_key(self) -> bool:
         if not self._open:
@@ -223,11 +225,11 @@ class _Reader:
 
     def _begin_collection(self, event: Any, value: Any, tags: tuple[str | None, ...]) -> None:
         if self._expects_key():
-            raise self._error(event, "a key must be a string, got a list or mapping")
+            raise self._build_error(event, "a key must be a string, got a list or mapping")
         if event.tag not in tags:
-            raise self._unsupported_tag(event)
+            raise self._make_tag_error(event)
         if len(self._open) >= MAX_DEPTH:
-            raise self._error(event, _TOO_DEEP)
+            raise self._build_error(event, _TOO_DEEP)
         location = self._next_key_or_index() if self._open else ""
         self._put_value(event, value, 1)
         self._open.append(_Open(value, location, event.anchor, self._count))
@@ -249,8 +251,10 @@ class _Reader:
         for value in inner.merged:
             for part in reversed(value if isinstance(value, list) else [value]):
                 if not isinstance(part, dict):
-                    problem = f"'<<' must be a mapping or a list of mappings, got {preview(part)}"
-                    raise self._error(event, problem)
+                    problem = (
+                        f"'<<' must be a mapping or a list of mappings, got {preview_value(part)}"
+                    )
+                    raise self._build_error(event, problem)
                 merged |= part
                 lines |= self.document.lines.get(id(part), {})
         own = dict(inner.value)
@@ -261,21 +265,21 @@ class _Reader:
 
     def _take_alias(self, event: Any) -> None:
         if event.anchor not in self._named:
-            problem = f"the alias {preview(event.anchor)} has no anchor before it"
-            raise self._error(event, f"{_NOT_YAML}: {problem}")
+            problem = f"the alias {preview_value(event.anchor)} has no anchor before it"
+            raise self._build_error(event, f"{_NOT_YAML}: {problem}")
         value, size = self._named[event.anchor]
         if not self._expects_key():
             self._put_value(event, value, size)
         elif isinstance(value, str):
             self._set_key(event, value)
         else:
-            raise self._error(event, f"a key must be a string, got {preview(value)}")
+            raise self._build_error(event, f"a key must be a string, got {preview_value(value)}")
 
     def _put_value(self, event: Any, value: Any, size: int) -> None:
         self._count += size
         if self._count > self._max_values:
             problem = f"the number of values, aliases expanded, exceeds {self._max_values}"
-            raise self._error(event, problem)
+            raise self._build_error(event, problem)
         if not self._open:
             self.document.value, self.document.line = value, event.start_mark.line + 1
             return
@@ -296,11 +300,11 @@ class _Reader:
         inner = self._open[-1]
         return len(inner.value) if inner.key is None else inner.key
 
-    def _error(self, event: Any, problem: str) -> YamlError:
+    def _build_error(self, event: Any, problem: str) -> YamlError:
         keys = [part.place for part in self._open[1:]]
         if self._open and not self._expects_key():
             keys.append(self._next_key_or_index())
-        return _error(event.start_mark.line + 1, problem, tuple(keys))
+        return _build_error(event.start_mark.line + 1, problem, tuple(keys))
 
 
 def _parse_plain_scalar(text: str) -> Any:

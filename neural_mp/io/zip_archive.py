@@ -22,7 +22,7 @@ _UNSAFE_NAME_RE = re.compile(r"[\x00-\x1f\x7f\\]|^/|^[A-Za-z]:|(^|/)\.\.?(/|$)|/
 
 
 @contextmanager
-def checked_archive(
+def open_checked_archive(
     file: Path | BinaryIO, error: type[NeuralMPError] = ModelLoadError
 ) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive whose members have unique, safe names and plausible sizes.

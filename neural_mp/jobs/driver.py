@@ -12,19 +12,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from neural_mp.api.saved_model import PAGE_FILE, writing
+from neural_mp.api.saved_model import PAGE_FILE, name_target
 from neural_mp.config import trust_of
 from neural_mp.config.source import read_text
 from neural_mp.core.hardware import detect
-from neural_mp.data.user_imports import user_folders
+from neural_mp.data.user_imports import list_user_folders
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.io.staged_folder import digest_of_file
-from neural_mp.jobs.ray_worker import ray_places
+from neural_mp.jobs.ray_worker import connect_ray_places
 from neural_mp.jobs.worker_pool import JobRunner, WorkerPool
 from neural_mp.reporting.jobs import JobsListener
-from neural_mp.reporting.page.document import jobs_page, write_page
+from neural_mp.reporting.page.document import build_jobs_page, write_page
 from neural_mp.tuning.executors import read_workers
 from neural_mp.tuning.executors.contract import LOCAL, RAY, Workers
 from neural_mp.tuning.job_outcome import (
@@ -48,7 +48,7 @@ _NO_MATTER = ("workspace", "storage", "workers", "cache")
 _LONGEST = 500
 
 
-def job_digest(file: Path) -> str:
+def compute_job_digest(file: Path) -> str:
     """Return a digest of the settings in a tuning file and of the files that they name.
 
     Comments, order, layout and storage location are ignored. A file contributes its content; a
@@ -74,21 +74,21 @@ def job_digest(file: Path) -> str:
         settings = {**settings, "tuning": tuning}
     named = {
         name: digest
-        for name in _short_strings(settings)
+        for name in _iterate_short_strings(settings)
         if (digest := _digest_by_name(name, file.parent))
     }
     content = json.dumps([settings, named], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _short_strings(value: object) -> Iterator[str]:
+def _iterate_short_strings(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _short_strings(key)
-            yield from _short_strings(item)
+            yield from _iterate_short_strings(key)
+            yield from _iterate_short_strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _short_strings(item)
+            yield from _iterate_short_strings(item)
     elif isinstance(value, str) and len(value) < _LONGEST and value.isprintable():
         yield value
 
@@ -130,7 +130,7 @@ def _find_module_file(name: str, folder: Path) -> Path | None:
     parts = module.split(".")
     if not colon or not all(part.isidentifier() for part in (*parts, *attribute.split("."))):
         return None
-    for root in (*user_folders(folder), *map(Path, sys.path)):
+    for root in (*list_user_folders(folder), *map(Path, sys.path)):
         base = root.joinpath(*parts)
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file():
@@ -153,7 +153,7 @@ class JobResults:
     @property
     def failed(self) -> tuple[JobOutcome, ...]:
         """Jobs that ended without a result."""
-        return tuple(job for job in self.outcomes if not job.status.finished)
+        return tuple(job for job in self.outcomes if not job.status.has_result)
 
     @property
     def missed(self) -> tuple[JobOutcome, ...]:
@@ -193,7 +193,7 @@ def tune_many(
     setting, trusted = read_workers(workers), trust_of(trust)
     folder, observer = validate_option("output", file_path, output), listener or JobsListener()
     paths = _expand_files(files)
-    with writing(folder):
+    with name_target(folder):
         folder.mkdir(parents=True, exist_ok=True)
     earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
     jobs = [_stored_or_new_job(file, folder, earlier) for file in paths]
@@ -206,7 +206,7 @@ def tune_many(
             for job, stored in ended
         )
         page = folder / SUMMARY_FILE
-        write_page(page, jobs_page(outcomes, _page_links(outcomes, folder)))
+        write_page(page, build_jobs_page(outcomes, _map_page_links(outcomes, folder)))
     return JobResults(outcomes, page)
 
 
@@ -225,14 +225,14 @@ def _run_workers(
         # a single process uses all cores
         share = max(1, cores // count) if count > 1 else None
         runners = [JobRunner(workers.threads or share, trust) for _ in range(count)]
-        WorkerPool(jobs, folder, listener, runners).work()
+        WorkerPool(jobs, folder, listener, runners).run_jobs()
         return
     if workers.engine != RAY:
         raise ConfigurationError(
             f"the engine of workers must be {LOCAL} or {RAY}, got {workers.engine!r}"
         )
-    with ray_places(workers, trust, logger.warning) as ray_workers:
-        WorkerPool(jobs, folder, listener, ray_workers).work()
+    with connect_ray_places(workers, trust, logger.warning) as ray_workers:
+        WorkerPool(jobs, folder, listener, ray_workers).run_jobs()
 
 
 def _expand_files(files: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -256,16 +256,16 @@ def _expand_files(files: str | Path | Iterable[str | Path]) -> list[Path]:
 
 def _stored_or_new_job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
     """Return the stored or a new job; the digest identifies its folder."""
-    digest = job_digest(file)
+    digest = compute_job_digest(file)
     short = digest[:_LETTERS]
     name = earlier.get(short, f"{file.stem}-{short}")
     stored = read_outcome(output / name)
-    if stored is None or not stored.status.finished:
+    if stored is None or not stored.status.has_result:
         return JobOutcome(name, str(file), digest, JobStatus.BEGUN, "not started")
     return replace(stored, name=name, file=str(file), known=True)
 
 
-def _page_links(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
+def _map_page_links(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
     """Map each job to its page, else its log, as a link within the output folder."""
     links = {}
     for job in outcomes:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.adaptors.registry import installed_accumulation
+from neural_mp.adaptors.registry import probe_installed_accumulation
 from neural_mp.core import hardware
 from neural_mp.jobs.worker_pool import JobRunner, WorkerLostError
-from neural_mp.tuning.executors import executor_named
+from neural_mp.tuning.executors import get_executor_named
 from neural_mp.tuning.executors.contract import Workers
-from neural_mp.tuning.executors.ray_nodes import ClusterNodes, NumericalTraits, remote
+from neural_mp.tuning.executors.ray_nodes import ClusterNodes, NumericalTraits, run_on_node
 from neural_mp.tuning.job_outcome import JobOutcome
 
 logger = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ class _NodesRunner:
         self._runner = JobRunner(threads, trust)
         self._told: list[str] = []
 
-    def run(self, job: JobOutcome, folder: Path, prior: JobOutcome | None) -> JobOutcome | None:
-        return self._runner.run(job, folder, prior, self._told.append)
+    def run_job(self, job: JobOutcome, folder: Path, prior: JobOutcome | None) -> JobOutcome | None:
+        return self._runner.run_job(job, folder, prior, self._told.append)
 
-    def told(self, start: int) -> list[str]:
+    def read_messages(self, start: int) -> list[str]:
         return self._told[start:]
 
 
@@ -51,11 +51,11 @@ class _RayPlace:
     """Slot of a node; see `JobWorker`."""
 
     def __init__(self, node: str, name: str, threads: int, trust: tuple[str, ...]) -> None:
-        runner = remote(_NodesRunner, node, threads, max_concurrency=_CALLS, max_restarts=0)
+        runner = run_on_node(_NodesRunner, node, threads, max_concurrency=_CALLS, max_restarts=0)
         self._runner: Any = runner.remote(str(Path.cwd()), threads, trust)
         self._name, self._heard = name, 0
 
-    def run(
+    def run_job(
         self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
         import ray
@@ -78,21 +78,23 @@ class _RayPlace:
             self._heard += 1
             tell(message)
 
-    def stop(self) -> None:
+    def stop_job(self) -> None:
         """Kill the runner; the process of its job ends with it."""
         import ray
 
         ray.kill(self._runner)
 
 
-def _machine_traits() -> NumericalTraits:
-    by_framework = installed_accumulation(hardware.detect())
+def _describe_machine_traits() -> NumericalTraits:
+    by_framework = probe_installed_accumulation(hardware.detect())
     products = {f"{name} {kind}": by[kind] for name, by in by_framework.items() for kind in by}
-    return NumericalTraits.of(products, [entry.package for entry in FRAMEWORKS.values()])
+    return NumericalTraits.from_accumulation(
+        products, [entry.package for entry in FRAMEWORKS.values()]
+    )
 
 
 @contextmanager
-def ray_places(
+def connect_ray_places(
     workers: Workers, trust: tuple[str, ...], warn: Callable[[str], None]
 ) -> Iterator[Sequence[_RayPlace]]:
     """Yield the slots of cluster nodes equivalent to this machine, while connected.
@@ -102,12 +104,12 @@ def ray_places(
         ConfigurationError: the connection to the cluster fails.
         TuningError: no node can run jobs.
     """
-    executor_named(workers.engine).check(workers)
-    nodes = ClusterNodes(workers, _machine_traits, warn)
+    get_executor_named(workers.engine).check(workers)
+    nodes = ClusterNodes(workers, _describe_machine_traits, warn)
     try:
-        slots = nodes.slots()
+        slots = nodes.list_slots()
         if not slots:
-            raise nodes.no_slots("do jobs")
-        yield [_RayPlace(node, nodes.name(node), nodes.threads, trust) for node, _ in slots]
+            raise nodes.no_slots_error("do jobs")
+        yield [_RayPlace(node, nodes.node_name(node), nodes.threads, trust) for node, _ in slots]
     finally:
-        nodes.leave()
+        nodes.leave_cluster()

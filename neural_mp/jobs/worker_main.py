@@ -55,7 +55,7 @@ class _ProgressReporter(Listener):
         """Report a finished trial."""
         from neural_mp.reporting import formatting
 
-        accuracy = formatting.accuracy(trial, self._metric)
+        accuracy = formatting.format_accuracy(trial, self._metric)
         self._tell(f"trial {trial.number + 1}: {trial.outcome}, {accuracy}")
 
 

@@ -21,9 +21,9 @@ from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.executors.contract import RUNS_AGAIN
 from neural_mp.tuning.executors.queued import PendingTask, TaskQueue
 from neural_mp.tuning.job_outcome import LOG_FILE, JobOutcome, JobStatus, read_outcome
-from neural_mp.util.system.environment import THREAD_VARIABLES, users_environment
-from neural_mp.util.system.processes import python_command
-from neural_mp.util.text import counted
+from neural_mp.util.system.environment import THREAD_VARIABLES, restore_users_environment
+from neural_mp.util.system.processes import make_python_command
+from neural_mp.util.text import format_count
 
 try:
     import fcntl
@@ -70,7 +70,7 @@ class JobRunner:
         self._process: subprocess.Popen[str] | None = None
         self._stopped = threading.Event()
 
-    def run(
+    def run_job(
         self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
         """Run a job, or return the outcome if another process has just finished the job.
@@ -96,7 +96,7 @@ class JobRunner:
         begun = replace(job, reason="interrupted")
         begun.write(folder)
         tell("resumes" if resume else "starts")
-        command = python_command("neural_mp.jobs.worker_main", job.file, str(folder))
+        command = make_python_command("neural_mp.jobs.worker_main", job.file, str(folder))
         with log_file.open("a", encoding="utf-8") as log:
             self._process = process = subprocess.Popen(
                 [*command, *(["--resume"] if resume else []), *self._trust],
@@ -104,12 +104,12 @@ class JobRunner:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**users_environment(), **self._limits},
+                env={**restore_users_environment(), **self._limits},
                 start_new_session=True,
                 pass_fds=(lock,) if os.name == "posix" else (),
             )
         if self._stopped.is_set():
-            self.stop()
+            self.stop_job()
         for message in _read_messages(process):
             tell(message)
         code = process.wait()
@@ -118,14 +118,14 @@ class JobRunner:
             outcome = replace(
                 outcome,
                 status=JobStatus.FAILED,
-                reason=_failure_reason(code, log_file, logged),
+                reason=_find_failure_reason(code, log_file, logged),
                 exit_code=code,
                 seconds=time.monotonic() - started,
             )
             outcome.write(folder)
         return outcome
 
-    def stop(self) -> None:
+    def stop_job(self) -> None:
         """End the running job and its workers by closing its standard input."""
         self._stopped.set()
         if self._process is not None and self._process.stdin is not None:
@@ -141,7 +141,7 @@ def _read_messages(process: subprocess.Popen[str]) -> Iterator[str]:
             continue  # incomplete last line of a killed process
 
 
-def _failure_reason(code: int, log: Path, offset: int) -> str:
+def _find_failure_reason(code: int, log: Path, offset: int) -> str:
     """Return why a process ended without a result: its signal, or exit code and last log line.
 
     `offset` is the size of the earlier contents of the log in bytes.
@@ -162,7 +162,7 @@ class WorkerLostError(Exception):
 class JobWorker(Protocol):
     """Worker that runs one job at a time; see `JobRunner`."""
 
-    def run(
+    def run_job(
         self, job: JobOutcome, folder: Path, prior: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
         """Run a job and return its outcome; None if another process is running the job.
@@ -171,7 +171,7 @@ class JobWorker(Protocol):
             WorkerLostError: the machine is lost.
         """
 
-    def stop(self) -> None:
+    def stop_job(self) -> None:
         """End the running job."""
 
 
@@ -206,7 +206,7 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         self._events: queue.Queue[tuple[str, str] | _JobHandle] = queue.Queue()
         self._threads = ThreadPoolExecutor(max(1, len(self._places)))
 
-    def work(self) -> None:
+    def run_jobs(self) -> None:
         """Run all remaining jobs and report to the listener.
 
         Raises:
@@ -217,47 +217,51 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         for job in {job.name: job for job in self._jobs if job.known}.values():
             listener.ended(job)
         try:
-            self._hand_out()
+            self._hand_out_tasks()
             while self._open:
-                for ticket in self._collected(None):
+                for ticket in self._collect_finished(None):
                     assert ticket.answer is not None
                     listener.ended(ticket.answer)
-                self._hand_out()
+                self._hand_out_tasks()
         finally:
             for worker in workers:
-                worker.stop()
+                worker.stop_job()
             self._threads.shutdown()
             listener.close()
         if self._queue:
             raise TuningError(
-                f"all workers were lost before {counted(len(self._queue), 'job')} ended; finished "
-                f"jobs are kept; continue with the same command"
+                f"all workers were lost before {format_count(len(self._queue), 'job')} ended; "
+                "finished jobs are kept; continue with the same command"
             )
 
-    def places(self) -> Iterable[JobWorker]:
+    def list_places(self) -> Iterable[JobWorker]:
         """Return the workers that were not lost."""
         return self._places
 
-    def begin(self, worker: JobWorker, ticket: _JobTicket) -> _JobHandle:
+    def begin_task(self, worker: JobWorker, ticket: _JobTicket) -> _JobHandle:
         """Start a job in a thread."""
-        handle = self._threads.submit(self._outcome_at, worker, ticket.task)
+        handle = self._threads.submit(self._run_job_at, worker, ticket.task)
         handle.add_done_callback(self._events.put)
         return handle
 
-    def _outcome_at(self, worker: JobWorker, job: JobOutcome) -> JobOutcome | None:
+    def _run_job_at(self, worker: JobWorker, job: JobOutcome) -> JobOutcome | None:
         folder, prior = self._output / job.name, self._before[job.name]
-        outcome = worker.run(job, folder, prior, lambda text: self._events.put((job.name, text)))
+        outcome = worker.run_job(
+            job, folder, prior, lambda text: self._events.put((job.name, text))
+        )
         if outcome is None:
             time.sleep(_LOOK)
         return outcome
 
-    def wait(self, handles: Collection[_JobHandle], seconds: float | None) -> Iterable[_JobHandle]:
+    def wait_for_any(
+        self, handles: Collection[_JobHandle], seconds: float | None
+    ) -> Iterable[_JobHandle]:
         """Wait for a finished job; meanwhile forward progress messages."""
         while isinstance(event := self._events.get(timeout=seconds), tuple):
             self._listener.report(*event)
         return [event]
 
-    def answer(
+    def collect_answer(
         self, worker: JobWorker, handle: _JobHandle, ticket: _JobTicket
     ) -> JobOutcome | None:
         """Return the outcome of a job; None to rerun the job after the loss of its worker."""

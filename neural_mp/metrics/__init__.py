@@ -2,7 +2,7 @@
 
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
-from neural_mp.metrics.coercion import as_metric, build_metric
+from neural_mp.metrics.coercion import build_metric, convert_to_metric
 from neural_mp.metrics.detection import MeanAveragePrecision
 from neural_mp.metrics.language import KLDivergence, LMEvalTask, MultipleChoice, Perplexity
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
@@ -25,6 +25,6 @@ __all__ = [
     "MultipleChoice",
     "Perplexity",
     "TopK",
-    "as_metric",
     "build_metric",
+    "convert_to_metric",
 ]

@@ -89,7 +89,7 @@ class Collection:
                 f"except for the first axis, got {preds.shape}"
             )
 
-    def collected(self) -> tuple[np.ndarray, np.ndarray]:
+    def concatenate_batches(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all predictions and all labels since the last reset."""
         if not any(len(batch) for batch in self._preds):
             raise nothing_taken_in(self)

@@ -11,10 +11,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.option_checks import finite_number, one_of, true_or_false, whole_number
+from neural_mp.data.option_checks import (
+    check_finite_number,
+    check_one_of,
+    check_whole_number,
+    true_or_false,
+)
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
-from neural_mp.metrics.predictions import are_probabilities, class_pairs, log_softmax, score_pairs
+from neural_mp.metrics.predictions import (
+    are_probabilities,
+    convert_class_pairs,
+    log_softmax,
+    score_pairs,
+)
 
 
 @METRICS.register("accuracy", "acc")
@@ -37,11 +47,11 @@ class Accuracy(RunningMean):
 
     def __init__(self, threshold: float = 0.5) -> None:
         super().__init__()
-        self.threshold = finite_number("accuracy: threshold", threshold)
+        self.threshold = check_finite_number("accuracy: threshold", threshold)
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
-        predicted, truth = class_pairs(preds, labels, self.threshold)
+        predicted, truth = convert_class_pairs(preds, labels, self.threshold)
         self.take_in(predicted == truth)
 
 
@@ -63,7 +73,7 @@ class TopK(RunningMean):
 
     def __init__(self, k: int = 1) -> None:
         super().__init__()
-        self.k = whole_number("topk: k", k, minimum=1)
+        self.k = check_whole_number("topk: k", k, minimum=1)
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch.
@@ -103,9 +113,9 @@ class F1(Collection):
     def __init__(self, average: str | None = None, threshold: float = 0.5) -> None:
         super().__init__()
         if average is not None:
-            one_of("F1: average", average, ("binary", "macro", "micro", "weighted"))
+            check_one_of("F1: average", average, ("binary", "macro", "micro", "weighted"))
         self.average = average
-        self.threshold = finite_number("F1: threshold", threshold)
+        self.threshold = check_finite_number("F1: threshold", threshold)
 
     def reset(self) -> None:
         """Discard all batches."""
@@ -115,7 +125,7 @@ class F1(Collection):
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
         scores, _ = score_pairs(preds, labels)
-        predicted, truth = class_pairs(preds, labels, self.threshold)
+        predicted, truth = convert_class_pairs(preds, labels, self.threshold)
         self._two_classes &= scores.ndim == 1 or scores.shape[1] == 2
         self._two_classes &= bool(np.isin(predicted, (0, 1)).all() and np.isin(truth, (0, 1)).all())
         self.take_in(predicted, truth)
@@ -133,7 +143,7 @@ class F1(Collection):
         """
         from sklearn.metrics import f1_score
 
-        predicted, truth = self.collected()
+        predicted, truth = self.concatenate_batches()
         if self.average == "binary" and not self._two_classes:
             raise MetricError(
                 "F1 with average 'binary' requires the classes 0 and 1, got others; "
@@ -163,7 +173,7 @@ class AUC(Collection):
 
     def __init__(self, multi_class: str = "ovr", from_logits: bool = True) -> None:
         super().__init__()
-        self.multi_class = one_of("AUC: multi_class", multi_class, ("ovr", "ovo"))
+        self.multi_class = check_one_of("AUC: multi_class", multi_class, ("ovr", "ovo"))
         self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
     def update(self, preds: object, labels: object) -> None:
@@ -183,7 +193,7 @@ class AUC(Collection):
         """
         from sklearn.metrics import roc_auc_score
 
-        scores, truth = self.collected()
+        scores, truth = self.concatenate_batches()
         count = 2 if scores.ndim == 1 else scores.shape[1]
         absent = sorted(set(range(count)) - set(truth.tolist()))
         if absent or truth.max() >= count or truth.min() < 0:

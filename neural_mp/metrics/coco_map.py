@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.data.option_checks import package
+from neural_mp.data.option_checks import import_package
 from neural_mp.errors import ConfigurationError
 
 #: The values of the summary, in the order of pycocotools' `stats`.
@@ -49,7 +49,7 @@ class Boxes:
     scores: np.ndarray | None = None
 
 
-def overlaps(option: str, value: object) -> np.ndarray:
+def parse_overlaps(option: str, value: object) -> np.ndarray:
     """Return the overlaps of a setting, `[T]`.
 
     Args:
@@ -68,18 +68,18 @@ def overlaps(option: str, value: object) -> np.ndarray:
     return np.array([float(value)])
 
 
-def coco_tools(needed_by: str) -> ModuleType:
+def import_coco_tools(needed_by: str) -> ModuleType:
     """Return the package pycocotools with its modules `coco` and `cocoeval` loaded.
 
     Raises:
         MissingFrameworkError: pycocotools is not installed.
     """
     for name in ("pycocotools.coco", "pycocotools.cocoeval"):
-        package(name, needed_by, "coco", "pycocotools")
+        import_package(name, needed_by, "coco", "pycocotools")
     return sys.modules["pycocotools"]
 
 
-def summary(
+def summarize_detections(
     truth: Mapping[str, Boxes],
     detections: Mapping[str, Boxes],
     overlaps: np.ndarray,
@@ -102,7 +102,7 @@ def summary(
     Raises:
         MissingFrameworkError: pycocotools is not installed.
     """
-    tools = coco_tools("mAP")
+    tools = import_coco_tools("mAP")
     with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         evaluation = tools.cocoeval.COCOeval(
             _build_coco(tools, truth, list(truth), categories),
@@ -124,7 +124,9 @@ def _build_coco(
 ) -> Any:
     """Convert boxes for pycocotools; ids start from 1, since 0 means no match."""
     annotations = (
-        entry for name, boxes in images.items() for entry in _coco_entries(name, boxes, categories)
+        entry
+        for name, boxes in images.items()
+        for entry in _make_coco_entries(name, boxes, categories)
     )
     coco = tools.coco.COCO()
     coco.dataset = {
@@ -136,7 +138,7 @@ def _build_coco(
     return coco
 
 
-def _coco_entries(
+def _make_coco_entries(
     image: str, boxes: Boxes, categories: Mapping[int, str]
 ) -> Iterator[dict[str, Any]]:
     tops_lefts, bottoms_rights = boxes.corners[:, :2], boxes.corners[:, 2:]

@@ -11,9 +11,9 @@ from neural_mp.common import Metric
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError, error_path
 from neural_mp.metrics.base import METRICS
-from neural_mp.metrics.function_metric import parameters_of, takes_data
+from neural_mp.metrics.function_metric import list_function_parameters, takes_data
 from neural_mp.metrics.predictions import OfOutput
-from neural_mp.metrics.third_party import Scorer, named_scorer, options_too_late, wrapped
+from neural_mp.metrics.third_party import Scorer, find_named_scorer, options_too_late, wrap_metric
 
 #: Options common to all metrics: the selected output, labels and value.
 CHOICES = ("output", "label", "value")
@@ -27,7 +27,7 @@ def build_metric(
     Args:
         name: a registered metric; a scorer of scikit-learn, e.g. `f1_macro`; or a user-defined
             `module:attribute`: a function of predictions and labels, or a class or function that
-            is called with the options and returns any type that `as_metric` accepts.
+            is called with the options and returns any type that `convert_to_metric` accepts.
         options: keyword arguments; `topk` also accepts the number k. Every metric has `output`,
             `label` and `value`: see `OfOutput`.
         metrics: registry of the names.
@@ -44,7 +44,7 @@ def build_metric(
     return _coerce_metric(name, options, metrics)
 
 
-def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
+def convert_to_metric(given: Any, metrics: Registry = METRICS) -> Metric:
     """Convert a metric of any supported type.
 
     Args:
@@ -88,7 +88,7 @@ def _coerce_metric(source: Any, options: Any, metrics: Registry) -> Metric:
         missing = [name for name in needed if not callable(getattr(source, name, None))]
         if options and not missing:
             raise options_too_late(source, options)
-        instance = wrapped(source, options) if missing else source
+        instance = wrap_metric(source, options) if missing else source
         if instance is None:
             is_module = inspect.ismodule(source)
             name = f"module {source.__name__}" if is_module else type(source).__name__
@@ -108,15 +108,15 @@ def _resolve_metric_name(
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Return the object of a name, its options that are not applied yet, and its choices."""
     is_known = name in metrics or ":" in name or metrics is not METRICS
-    scorer = None if is_known else named_scorer(name, metrics)
-    factory = metrics.find(name) if scorer is None else Scorer
-    if isinstance(options, int) and factory is metrics.find("topk"):
+    scorer = None if is_known else find_named_scorer(name, metrics)
+    factory = metrics.find_factory(name) if scorer is None else Scorer
+    if isinstance(options, int) and factory is metrics.find_factory("topk"):
         options = {"k": options}
     if options is not None and not isinstance(options, Mapping):
         raise ConfigurationError(
             f"the options of metric {name!r} must be written as option: value, got {options!r}"
         )
-    parameters = [parameter.name for parameter in parameters_of(factory) or ()]
+    parameters = [parameter.name for parameter in list_function_parameters(factory) or ()]
     choices = {k: v for k, v in (options or {}).items() if k in CHOICES and k not in parameters}
     own = {k: v for k, v in (options or {}).items() if k not in choices}
     if scorer is not None:
@@ -127,10 +127,10 @@ def _resolve_metric_name(
         return scorer, {}, choices
     if inspect.isfunction(factory) and takes_data(factory, own):
         return factory, own, choices
-    return metrics.made(name, factory, own), {}, choices
+    return metrics.call_factory(name, factory, own), {}, choices
 
 
-def unwrapped(subject: object) -> list[Any]:
+def unwrap_layers(subject: object) -> list[Any]:
     """Return the object and, step by step, all wrapped objects and partial functions inside."""
     chain = [subject]
     while True:
@@ -141,8 +141,8 @@ def unwrapped(subject: object) -> list[Any]:
         chain.append(inner)
 
 
-def metric_name(subject: object) -> str:
+def get_metric_name(subject: object) -> str:
     """Return the name of a metric or function, or of its class."""
-    chain = unwrapped(subject)
+    chain = unwrap_layers(subject)
     named = (str(part.__name__) for part in chain if hasattr(part, "__name__"))
     return next(named, type(chain[-1]).__name__)

@@ -18,13 +18,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.option_checks import one_of
+from neural_mp.data.option_checks import check_one_of
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.base import METRICS, nothing_taken_in
-from neural_mp.metrics.coco_map import ALL_OVERLAPS, Boxes, coco_tools, overlaps, summary
-from neural_mp.metrics.predictions import chosen, described, described_outputs, outputs_of
-from neural_mp.util.pytree import as_numpy
-from neural_mp.util.text import counted
+from neural_mp.metrics.coco_map import (
+    ALL_OVERLAPS,
+    Boxes,
+    import_coco_tools,
+    parse_overlaps,
+    summarize_detections,
+)
+from neural_mp.metrics.predictions import (
+    choose_output,
+    describe_value,
+    format_output_list,
+    map_named_outputs,
+)
+from neural_mp.util.pytree import convert_to_numpy
+from neural_mp.util.text import format_count
 
 _PARTS = ("boxes", "scores", "labels", "count")
 #: Output names that are recognized automatically.
@@ -81,9 +92,9 @@ class MeanAveragePrecision:
         box: str = "xyxy",
         outputs: Mapping[str, str | int] | None = None,
     ) -> None:
-        coco_tools("mAP")
-        self._overlaps = overlaps("mAP: iou", iou)
-        self._corners = _CORNERS[one_of("mAP: box", box, [*_CORNERS])]
+        import_coco_tools("mAP")
+        self._overlaps = parse_overlaps("mAP: iou", iou)
+        self._corners = _CORNERS[check_one_of("mAP: box", box, [*_CORNERS])]
         self._outputs = _validate_outputs(outputs or {})
         self.reset()
 
@@ -102,7 +113,7 @@ class MeanAveragePrecision:
         truth = self._boxes_per_image(labels, "labels", {})
         if len(detections) != len(truth):
             raise MetricError(
-                f"mAP got predictions for {counted(len(detections), 'image')} "
+                f"mAP got predictions for {format_count(len(detections), 'image')} "
                 f"and labels for {len(truth)}"
             )
         self._add_boxes(detections, truth)
@@ -129,7 +140,9 @@ class MeanAveragePrecision:
             raise MetricError("mAP requires at least one box in the labels, got none")
         names = {kind: str(kind) for kind in sorted(classes)}
         recalls = np.linspace(0, 1, 101)
-        return summary(self._truth, self._found, self._overlaps, recalls, names)["Precision/mAP"]
+        return summarize_detections(self._truth, self._found, self._overlaps, recalls, names)[
+            "Precision/mAP"
+        ]
 
     def _boxes_per_image(
         self, values: object, what: str, outputs: Mapping[str, str | int]
@@ -143,13 +156,13 @@ class MeanAveragePrecision:
             if any(len(part) != length for part in whole.values()):
                 raise MetricError(
                     f"mAP needs {what} whose first axis is the images of a batch, there are "
-                    f"{described_outputs(whole)}"
+                    f"{format_output_list(whole)}"
                 )
             parts = [{name: part[i] for name, part in whole.items()} for i in range(length)]
         return [self._parse_boxes(image, what) for image in parts]
 
     def _parse_boxes(self, parts: Mapping[str, Any], what: str) -> Boxes:
-        arrays = {name: np.asarray(as_numpy(part)) for name, part in parts.items()}
+        arrays = {name: np.asarray(convert_to_numpy(part)) for name, part in parts.items()}
         count = arrays.pop("count", None)
         until = None if count is None else int(count.reshape(-1)[0])
         corners = arrays["boxes"].astype(np.float64)
@@ -158,7 +171,7 @@ class MeanAveragePrecision:
         if corners.ndim != 2 or corners.shape[1] != 4 or rows != {len(corners)}:
             raise MetricError(
                 f"mAP needs for each image boxes [M, 4] with M labels and scores, got as {what}: "
-                f"{described_outputs(arrays)}"
+                f"{format_output_list(arrays)}"
             )
         kinds = np.atleast_1d(arrays["labels"])[:until].astype(np.int64)
         real = kinds >= 0
@@ -173,24 +186,24 @@ class MeanAveragePrecision:
 def _select_parts(
     values: object, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
 ) -> dict[str, Any]:
-    arrays = outputs_of(values)
+    arrays = map_named_outputs(values)
     if arrays is None:
         raise MetricError(
             f"mAP requires {what} with the parts {', '.join(wanted[:-1])}, per image or per batch, "
-            f"got one {described(values)}"
+            f"got one {describe_value(values)}"
         )
     parts = {}
     for index, part in enumerate(wanted):
         names = [name for name in _ALIASES[part] if name in arrays]
         if part in outputs:
-            parts[part] = chosen(values, outputs[part], what)
+            parts[part] = choose_output(values, outputs[part], what)
         elif names:
             parts[part] = arrays[names[0]]
         elif part != "count" and str(index) in arrays:  # unnamed outputs have the order of `wanted`
             parts[part] = arrays[str(index)]
         elif part != "count":
             raise MetricError(
-                f"mAP requires {part} among the {what}, got {described_outputs(arrays)}"
+                f"mAP requires {part} among the {what}, got {format_output_list(arrays)}"
                 + ("; set the option outputs" if what == "predictions" else "")
             )
     return parts

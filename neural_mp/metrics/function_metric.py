@@ -17,8 +17,8 @@ import numpy as np
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import nothing_taken_in
-from neural_mp.metrics.predictions import outputs_of
-from neural_mp.util.pytree import as_numpy
+from neural_mp.metrics.predictions import map_named_outputs
+from neural_mp.util.pytree import convert_to_numpy
 
 _TRUTH_NAMES = """
     y_true true truth truths label labels label_ids target targets y_target reference references
@@ -85,7 +85,7 @@ class OverAllData:
         self.higher_is_better = higher_is_better
         self._options = dict(options or {})
         self._order = _order_arguments(function, self._options)
-        if prepare is None and _defining_package(function) in _OF_TENSORS:
+        if prepare is None and _find_defining_package(function) in _OF_TENSORS:
             prepare = _as_tensors
         self._prepare = prepare
         self.reset()
@@ -98,8 +98,8 @@ class OverAllData:
     def update(self, preds: object, labels: object) -> None:
         """Store one batch."""
         # Copies: frameworks reuse the memory of their results.
-        self._preds.append(joined([preds], "predictions"))
-        self._labels.append(joined([labels], "labels"))
+        self._preds.append(join_batches([preds], "predictions"))
+        self._labels.append(join_batches([labels], "labels"))
 
     def merge(self, other: OverAllData) -> None:
         """Append the batches of another instance."""
@@ -114,14 +114,14 @@ class OverAllData:
         """
         if not self._preds:
             raise nothing_taken_in(self.__wrapped__)
-        preds = joined(self._preds, "predictions")
-        labels = joined(self._labels, "labels")
+        preds = join_batches(self._preds, "predictions")
+        labels = join_batches(self._labels, "labels")
         if self._prepare is not None:
             preds, labels = self._prepare(preds, labels)
         return self.__wrapped__(*self._order(Predicted(preds, labels)), **self._options)
 
 
-def joined(batches: Sequence[Any], what: str) -> Any:
+def join_batches(batches: Sequence[Any], what: str) -> Any:
     """Concatenate batches of arrays; several outputs separately, in their container.
 
     Raises:
@@ -134,15 +134,15 @@ def joined(batches: Sequence[Any], what: str) -> Any:
         names = [field.name for field in dataclasses.fields(first)]
         parts = ([getattr(batch, name) for batch in batches] for name in names)
         return dataclasses.replace(
-            first, **dict(zip(names, (joined(part, what) for part in parts), strict=True))
+            first, **dict(zip(names, (join_batches(part, what) for part in parts), strict=True))
         )
     if isinstance(first, Mapping):
-        return {key: joined([batch[key] for batch in batches], what) for key in first}
-    if isinstance(first, list | tuple) and outputs_of(first) is not None:
-        columns = [joined(part, what) for part in zip(*batches, strict=True)]
+        return {key: join_batches([batch[key] for batch in batches], what) for key in first}
+    if isinstance(first, list | tuple) and map_named_outputs(first) is not None:
+        columns = [join_batches(part, what) for part in zip(*batches, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     try:
-        return np.concatenate([np.atleast_1d(as_numpy(batch)) for batch in batches])
+        return np.concatenate([np.atleast_1d(convert_to_numpy(batch)) for batch in batches])
     except ValueError as error:
         shapes = sorted({str(list(np.shape(batch))) for batch in batches})
         raise MetricError(
@@ -151,7 +151,7 @@ def joined(batches: Sequence[Any], what: str) -> Any:
         ) from error
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+def list_function_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     """Return the parameters of a function or class; None for C code without a signature."""
     try:
         return [*inspect.signature(function).parameters.values()]
@@ -162,7 +162,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
 def _order_arguments(
     function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[[Predicted], tuple[Any, ...]]:
-    parameters = parameters_of(function)
+    parameters = list_function_parameters(function)
     if parameters is None:
         return _predictions_first
     open_ = [p for p in parameters if p.name not in options]
@@ -171,7 +171,7 @@ def _order_arguments(
     needed = [p.name for p in by_place[2:] if p.default is p.empty]
     needed += [p.name for p in open_ if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if needed or (not by_place and not any_number):
-        raise _takes_others(function, [p.name for p in open_])
+        raise _make_parameters_error(function, [p.name for p in open_])
     names = [p.name.lower() for p in by_place[:2]]
     if any_number or len(names) == 2:
         first, second = [*names, "", ""][:2]
@@ -187,7 +187,7 @@ def _order_arguments(
 
 def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
     """Whether a function takes predictions and labels, judged by its parameter names."""
-    parameters = parameters_of(function) or ()
+    parameters = list_function_parameters(function) or ()
     needed = [p.name.lower() for p in parameters if p.default is p.empty and p.name not in options]
     pair = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
     return pair or (len(needed) == 1 and needed[0] in _BOTH)
@@ -212,12 +212,12 @@ def _as_trainer_gives(values: object) -> Any:
     """
     if not isinstance(values, Mapping) and not dataclasses.is_dataclass(values):
         return values
-    outputs = outputs_of(values) or {}
+    outputs = map_named_outputs(values) or {}
     retained = tuple(value for name, value in outputs.items() if name not in _NOT_PREDICTIONS)
     return retained[0] if len(retained) == 1 else retained
 
 
-def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
+def _make_parameters_error(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
     signature = f"({', '.join(names)})"
     return MetricError(
         f"the metric {_name_of(function)} must take (predictions, labels) or (y_true, y_pred), got "
@@ -230,7 +230,7 @@ def _name_of(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _defining_package(function: object) -> str:
+def _find_defining_package(function: object) -> str:
     while isinstance(function, partial):
         function = function.func
     home = function if hasattr(function, "__qualname__") else type(function)
@@ -238,16 +238,16 @@ def _defining_package(function: object) -> str:
 
 
 def _as_tensors(preds: object, labels: object) -> tuple[Any, Any]:
-    return tensors(preds), tensors(labels)
+    return to_torch_tensors(preds), to_torch_tensors(labels)
 
 
-def tensors(values: object) -> Any:
+def to_torch_tensors(values: object) -> Any:
     """Convert arrays to torch tensors; the caller must have imported torch."""
     torch = sys.modules["torch"]
     if isinstance(values, Mapping):
-        return {key: tensors(value) for key, value in values.items()}
+        return {key: to_torch_tensors(value) for key, value in values.items()}
     if isinstance(values, list | tuple) and (not values or not np.isscalar(values[0])):
-        return type(values)(tensors(value) for value in values)
+        return type(values)(to_torch_tensors(value) for value in values)
     if values is None or isinstance(values, str):
         return values
-    return torch.as_tensor(values if hasattr(values, "detach") else as_numpy(values))
+    return torch.as_tensor(values if hasattr(values, "detach") else convert_to_numpy(values))

@@ -17,9 +17,9 @@ import numpy as np
 from neural_mp.data.option_checks import true_or_false
 from neural_mp.errors import ConfigurationError, MetricError, MissingFrameworkError, did_you_mean
 from neural_mp.metrics.base import METRICS, RunningMean, nothing_taken_in
-from neural_mp.metrics.predictions import log_softmax, outputs_of
+from neural_mp.metrics.predictions import log_softmax, map_named_outputs
 from neural_mp.util.labels import IGNORED_LABEL
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import convert_to_numpy
 
 _LOGITS = "logits"
 
@@ -79,7 +79,7 @@ class Perplexity(_MeanOfTexts):
 
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch."""
-        logits, tokens = _select_logits(preds), as_numpy(labels)
+        logits, tokens = _select_logits(preds), convert_to_numpy(labels)
         aligned = logits.ndim == 3 and tokens.shape == logits.shape[:2]
         if not (aligned and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
             raise MetricError(
@@ -90,7 +90,9 @@ class Perplexity(_MeanOfTexts):
         if self.shift:
             logits, tokens = logits[:, :-1], tokens[:, 1:]
         counted = tokens != IGNORED_LABEL
-        self.take_in_texts(_token_losses(logits[counted], tokens[counted]), counted.sum(axis=1))
+        self.take_in_texts(
+            _compute_token_losses(logits[counted], tokens[counted]), counted.sum(axis=1)
+        )
 
     def result(self) -> float:
         """Return the perplexity since the last reset; infinite above the largest float."""
@@ -173,7 +175,7 @@ class MultipleChoice:
         logits, tokens = logits[:, :-1], tokens[:, 1:]
         counted = tokens != IGNORED_LABEL
         rows = np.nonzero(counted)[0]
-        losses = _token_losses(logits[counted], tokens[counted])
+        losses = _compute_token_losses(logits[counted], tokens[counted])
         scores = -np.bincount(rows, losses, minlength=len(tokens))
         if self.normalized:
             scores = scores / characters
@@ -214,20 +216,20 @@ def _label_arrays(labels: object) -> list[np.ndarray]:
             f"labels of multiple_choice must be a dict with {', '.join(names)}, got {got}; use the "
             f"dataset 'multiple_choice'"
         )
-    return [as_numpy(labels[name]) for name in names]
+    return [convert_to_numpy(labels[name]) for name in names]
 
 
 def _select_logits(preds: object) -> np.ndarray:
-    outputs = outputs_of(preds)
+    outputs = map_named_outputs(preds)
     if outputs is not None and _LOGITS not in outputs:
         raise MetricError(
             f"predictions must be logits, or outputs with the name {_LOGITS!r}, got "
             f"{', '.join(map(repr, outputs))}; select the logits by output"
         )
-    return as_numpy(preds if outputs is None else outputs[_LOGITS])
+    return convert_to_numpy(preds if outputs is None else outputs[_LOGITS])
 
 
-def _token_losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _compute_token_losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return -log p of every token, from logits [tokens, V]."""
     vocabulary = logits.shape[-1]
     if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
@@ -245,7 +247,7 @@ _LOWER = frozenset(
 )
 
 
-def task_results(
+def evaluate_lm_tasks(
     model: object,
     tasks: Sequence[str],
     *,
@@ -307,10 +309,10 @@ class LMEvalTask:
 
     @property
     def __name__(self) -> str:
-        return f"{self.metric} of {', '.join(self._names)}"
+        return f"{self.metric} of {', '.join(self._task_names)}"
 
     @property
-    def _names(self) -> Sequence[str]:
+    def _task_names(self) -> Sequence[str]:
         return (self.tasks,) if isinstance(self.tasks, str) else tuple(self.tasks)
 
     def __call__(self, model: object) -> float:
@@ -321,19 +323,19 @@ class LMEvalTask:
             MetricError: a task does not have the metric.
             MissingFrameworkError: lm-eval is not installed.
         """
-        if not self._names:
+        if not self._task_names:
             raise ConfigurationError("tasks must have at least one task of lm-eval, got none")
-        results = task_results(
+        results = evaluate_lm_tasks(
             model,
-            self._names,
+            self._task_names,
             tokenizer=self.tokenizer,
             batch_size=self.batch_size,
             **(self.options or {}),
         )["results"]
-        values = [self._task_metric(name, results.get(name, {})) for name in self._names]
+        values = [self._find_task_metric(name, results.get(name, {})) for name in self._task_names]
         return sum(values) / len(values)
 
-    def _task_metric(self, task: str, results: Mapping[str, Any]) -> float:
+    def _find_task_metric(self, task: str, results: Mapping[str, Any]) -> float:
         """Return the metric of a task, whose names are `metric,filter`."""
         by_metric: dict[str, float] = {}
         for key, value in results.items():

@@ -15,12 +15,12 @@ import numpy as np
 
 from neural_mp.common import can_merge
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import convert_to_numpy
 
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
 
 
-def outputs_of(values: object) -> dict[str, Any] | None:
+def map_named_outputs(values: object) -> dict[str, Any] | None:
     """Return the outputs by name, or by position as text; None for a single output.
 
     A list of numbers or other items that are not arrays is a single output.
@@ -37,7 +37,7 @@ def outputs_of(values: object) -> dict[str, Any] | None:
     return {name: value for name, value in outputs.items() if value is not None}
 
 
-def chosen(values: object, output: str | int, what: str) -> Any:
+def choose_output(values: object, output: str | int, what: str) -> Any:
     """Select one of several outputs.
 
     Args:
@@ -48,12 +48,13 @@ def chosen(values: object, output: str | int, what: str) -> Any:
     Raises:
         MetricError: there is no such output; the message lists the existing outputs.
     """
-    outputs = outputs_of(values)
+    outputs = map_named_outputs(values)
     if outputs is None:
         if output in (0, -1):
             return values
         raise MetricError(
-            f"output {output!r} requires several {what}, got one {described(values)}; remove output"
+            f"output {output!r} requires several {what}, got one {describe_value(values)}; remove "
+            "output"
         )
     if isinstance(output, int):
         by_place = values if isinstance(values, list | tuple) else list(outputs.values())
@@ -64,11 +65,11 @@ def chosen(values: object, output: str | int, what: str) -> Any:
     hint = did_you_mean(output, outputs) if isinstance(output, str) else ""
     hint = f" –{hint.removeprefix(';')}" if "mean" in hint else ""
     raise MetricError(
-        f"the {what} have no output {output!r}; there are {described_outputs(outputs)}{hint}"
+        f"the {what} have no output {output!r}; there are {format_output_list(outputs)}{hint}"
     )
 
 
-def chosen_labels(labels: object, preds: object, output: str | int | None) -> Any:
+def choose_output_labels(labels: object, preds: object, output: str | int | None) -> Any:
     """Select the labels of an output: those at the same name or position, or all labels.
 
     Args:
@@ -79,7 +80,7 @@ def chosen_labels(labels: object, preds: object, output: str | int | None) -> An
     """
     if isinstance(labels, Mapping) and output in labels:
         return labels[output]
-    outputs, several = outputs_of(preds), outputs_of(labels)
+    outputs, several = map_named_outputs(preds), map_named_outputs(labels)
     if output is None or outputs is None or several is None or isinstance(labels, Mapping):
         return labels
     index = list(outputs).index(output) if isinstance(output, str) else output
@@ -98,15 +99,15 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def described_outputs(outputs: Mapping[str, Any]) -> str:
+def format_output_list(outputs: Mapping[str, Any]) -> str:
     """Format as `'mask' (float32 [4, 3, 8, 8]) and 'edges' (…)`; positions without quotes."""
     return " and ".join(
-        f"{name if name.isdigit() else repr(name)} ({described(value)})"
+        f"{name if name.isdigit() else repr(name)} ({describe_value(value)})"
         for name, value in outputs.items()
     )
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe an array by dtype and shape, anything else by type."""
     if not _is_array(value):
         return type(value).__name__
@@ -189,11 +190,13 @@ class OfOutput:
         Raises:
             MetricError: there is no such output.
         """
-        prediction = preds if self.output is None else chosen(preds, self.output, "predictions")
+        prediction = (
+            preds if self.output is None else choose_output(preds, self.output, "predictions")
+        )
         if self.label is not None:
-            truth = chosen(labels, self.label, "labels")
+            truth = choose_output(labels, self.label, "labels")
         else:
-            truth = chosen_labels(labels, preds, self.output)
+            truth = choose_output_labels(labels, preds, self.output)
         self.__wrapped__.update(prediction, truth)
 
     def result(self) -> Any:
@@ -211,7 +214,7 @@ class OfOutput:
         return result[self.value]
 
 
-def as_array(values: object, what: str) -> np.ndarray:
+def convert_to_array(values: object, what: str) -> np.ndarray:
     """Convert an array or tensor of any framework to a numpy array of numbers.
 
     Args:
@@ -222,9 +225,9 @@ def as_array(values: object, what: str) -> np.ndarray:
     Raises:
         MetricError: there are several arrays, or the values are not numbers.
     """
-    values = _only_one(values, what)
+    values = _require_single_output(values, what)
     try:
-        array = as_numpy(values)
+        array = convert_to_numpy(values)
     except ValueError as error:
         raise MetricError(f"the {what} do not form one array: {error}") from error
     if array.dtype.kind not in "biuf":
@@ -243,30 +246,30 @@ _LABEL_HINTS = {
 }
 
 
-def _only_one(values: object, what: str) -> Any:
-    outputs = outputs_of(values)
+def _require_single_output(values: object, what: str) -> Any:
+    outputs = map_named_outputs(values)
     if outputs is None:
         return values
     if len(outputs) != 1:
         raise MetricError(
-            f"the {what} must be one array, got {len(outputs)}: {described_outputs(outputs)}; "
+            f"the {what} must be one array, got {len(outputs)}: {format_output_list(outputs)}; "
             f"select one with the option {'output' if what == 'predictions' else 'label'}"
         )
     return next(iter(outputs.values()))
 
 
-def number_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
+def convert_number_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
     """Return predictions and labels as float64 arrays of one shape; `[N]` and `[N, 1]` match.
 
     Raises:
         MetricError: the shapes differ.
     """
-    predicted, truth = as_array(preds, "predictions"), as_array(labels, "labels")
+    predicted, truth = convert_to_array(preds, "predictions"), convert_to_array(labels, "labels")
     column = (truth.size, 1)
     if {predicted.shape, truth.shape} == {column, column[:1]}:
         predicted, truth = predicted.reshape(-1), truth.reshape(-1)
     if predicted.shape != truth.shape:
-        raise _shape_mismatch(predicted, truth, "; they must be the same")
+        raise _shape_mismatch_error(predicted, truth, "; they must be the same")
     return np.atleast_1d(predicted.astype(np.float64)), np.atleast_1d(truth.astype(np.float64))
 
 
@@ -276,18 +279,20 @@ def score_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         MetricError: the shapes do not fit, or a label is not a class of the scores.
     """
-    scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
+    scores, truth = convert_to_array(preds, "predictions"), convert_to_array(labels, "labels")
     if scores.ndim == 2 and scores.shape[1] == 1:
         scores = scores.reshape(-1)
-    classes = _true_classes(scores, truth)
+    classes = _find_true_classes(scores, truth)
     if scores.ndim not in (1, 2) or len(scores) != len(classes):
-        raise _shape_mismatch(scores, truth, CLASSES_KEPT_APART)
+        raise _shape_mismatch_error(scores, truth, CLASSES_KEPT_APART)
     if scores.ndim == 2 and classes.size:
         _check_range(classes, scores.shape[1])
     return scores, classes
 
 
-def class_pairs(preds: object, labels: object, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def convert_class_pairs(
+    preds: object, labels: object, threshold: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Return predicted and true classes, int64 `[N]` each.
 
     Scores `[N, C]` predict the argmax, the first of equal maxima; floats `[N]` predict class 1
@@ -315,18 +320,18 @@ def are_probabilities(rows: np.ndarray) -> np.ndarray:
     return (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-2)
 
 
-def _true_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _find_true_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] > 1:
         one_hot = np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()
         if not one_hot or (scores.ndim == 2 and labels.shape != scores.shape):
-            raise _shape_mismatch(scores, labels, CLASSES_KEPT_APART)
+            raise _shape_mismatch_error(scores, labels, CLASSES_KEPT_APART)
         return labels.argmax(axis=1).astype(np.int64)
     if labels.ndim not in (1, 2):
-        raise _shape_mismatch(scores, labels, CLASSES_KEPT_APART)
-    return whole_numbers(labels.reshape(-1), "labels")
+        raise _shape_mismatch_error(scores, labels, CLASSES_KEPT_APART)
+    return convert_to_integers(labels.reshape(-1), "labels")
 
 
-def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
+def convert_to_integers(values: np.ndarray, what: str) -> np.ndarray:
     """Return `values` as int64.
 
     Raises:
@@ -343,7 +348,7 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
     return whole
 
 
-def _range_hint(classes: np.ndarray, count: int) -> str:
+def _make_range_hint(classes: np.ndarray, count: int) -> str:
     if classes.min() >= 1 and classes.max() == count:
         return "; if the labels count from 1, subtract 1"
     if count == 2:
@@ -358,11 +363,11 @@ def _check_range(classes: np.ndarray, count: int) -> None:
     if classes.min() < 0 or classes.max() >= count:
         raise MetricError(
             f"labels must be classes from 0 to {count - 1}, as the predictions, got "
-            f"{classes.min()} to {classes.max()}" + _range_hint(classes, count)
+            f"{classes.min()} to {classes.max()}" + _make_range_hint(classes, count)
         )
 
 
-def _shape_mismatch(predicted: np.ndarray, truth: np.ndarray, hint: str) -> MetricError:
+def _shape_mismatch_error(predicted: np.ndarray, truth: np.ndarray, hint: str) -> MetricError:
     return MetricError(
         f"predictions of shape {predicted.shape} do not fit labels of shape {truth.shape}{hint}"
     )

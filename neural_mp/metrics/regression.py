@@ -12,7 +12,7 @@ import numpy as np
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
-from neural_mp.metrics.predictions import number_pairs
+from neural_mp.metrics.predictions import convert_number_pairs
 
 
 class _MeanDifference(RunningMean):
@@ -23,11 +23,11 @@ class _MeanDifference(RunningMean):
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
-        predicted, truth = number_pairs(preds, labels)
-        self.take_in(self._element_errors(predicted - truth))
+        predicted, truth = convert_number_pairs(preds, labels)
+        self.take_in(self._compute_element_errors(predicted - truth))
 
     @staticmethod
-    def _element_errors(differences: np.ndarray) -> np.ndarray:
+    def _compute_element_errors(differences: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
@@ -36,7 +36,7 @@ class MSE(_MeanDifference):
     """The mean squared error over all numbers."""
 
     @staticmethod
-    def _element_errors(differences: np.ndarray) -> np.ndarray:
+    def _compute_element_errors(differences: np.ndarray) -> np.ndarray:
         return differences**2
 
 
@@ -56,7 +56,7 @@ class MAE(_MeanDifference):
     """The mean absolute error over all numbers."""
 
     @staticmethod
-    def _element_errors(differences: np.ndarray) -> np.ndarray:
+    def _compute_element_errors(differences: np.ndarray) -> np.ndarray:
         return np.abs(differences)
 
 
@@ -68,7 +68,7 @@ class R2(Collection):
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
-        predicted, truth = number_pairs(preds, labels)
+        predicted, truth = convert_number_pairs(preds, labels)
         self.take_in(predicted.reshape(len(predicted), -1), truth.reshape(len(truth), -1))
 
     def result(self) -> float:
@@ -79,7 +79,7 @@ class R2(Collection):
         """
         from sklearn.metrics import r2_score
 
-        predicted, truth = self.collected()
+        predicted, truth = self.concatenate_batches()
         if len(truth) < 2:
             raise MetricError("R2 needs at least two samples, got one")
         if np.isnan(predicted).any():

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from neural_mp.data.option_checks import finite_number, whole_number
+from neural_mp.data.option_checks import check_finite_number, check_whole_number
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics.base import METRICS, nothing_taken_in
-from neural_mp.metrics.predictions import as_array, whole_numbers
+from neural_mp.metrics.predictions import convert_to_array, convert_to_integers
 
 
 @METRICS.register("mIoU", "mean_iou")
@@ -42,14 +42,16 @@ class MeanIoU:
         threshold: float = 0.5,
     ) -> None:
         if num_classes is not None:
-            num_classes = whole_number("mIoU: num_classes", num_classes, minimum=1)
+            num_classes = check_whole_number("mIoU: num_classes", num_classes, minimum=1)
         ignored = ignore_index if isinstance(ignore_index, list | tuple) else [ignore_index]
         self.num_classes = num_classes
-        self.ignored = [whole_number("mIoU: ignore_index", i) for i in ignored if i is not None]
-        self.axis = whole_number("mIoU: axis", axis)
+        self.ignored = [
+            check_whole_number("mIoU: ignore_index", i) for i in ignored if i is not None
+        ]
+        self.axis = check_whole_number("mIoU: axis", axis)
         if axis == 0:
             raise ConfigurationError("mIoU: axis must not be 0, the axis of the samples, got 0")
-        self.threshold = finite_number("mIoU: threshold", threshold)
+        self.threshold = check_finite_number("mIoU: threshold", threshold)
         self.reset()
 
     def reset(self) -> None:
@@ -59,10 +61,10 @@ class MeanIoU:
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
-        truth = self._squeeze_channel_axis(as_array(labels, "labels"))
-        predicted, unknown = self._predict_classes(as_array(preds, "predictions"), truth)
-        truth = whole_numbers(truth, "labels").reshape(-1)
-        predicted = whole_numbers(predicted, "predictions").reshape(-1)
+        truth = self._squeeze_channel_axis(convert_to_array(labels, "labels"))
+        predicted, unknown = self._predict_classes(convert_to_array(preds, "predictions"), truth)
+        truth = convert_to_integers(truth, "labels").reshape(-1)
+        predicted = convert_to_integers(predicted, "predictions").reshape(-1)
         counted = ~np.isin(truth, self.ignored)
         truth, predicted, unknown = truth[counted], predicted[counted], unknown[counted]
         classes = self._count_classes(truth, predicted)

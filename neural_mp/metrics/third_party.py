@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
-from neural_mp.metrics.function_metric import OverAllData, tensors
+from neural_mp.metrics.function_metric import OverAllData, to_torch_tensors
 from neural_mp.metrics.predictions import (
     are_probabilities,
-    as_array,
-    class_pairs,
-    number_pairs,
+    convert_class_pairs,
+    convert_number_pairs,
+    convert_to_array,
     score_pairs,
 )
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import convert_to_numpy
 
 #: Values of `_direction` of a Keras metric → higher is better.
 _KERAS_DIRECTIONS = {"up": True, "down": False}
@@ -50,7 +50,7 @@ class KerasMetric:
 
     def result(self) -> Any:
         """Return the value, or several by name."""
-        return _plain_result(self.__wrapped__.result())
+        return _convert_plain_result(self.__wrapped__.result())
 
 
 class TorchMetric:
@@ -75,11 +75,11 @@ class TorchMetric:
 
     def update(self, preds: object, labels: object) -> None:
         """Add one batch."""
-        self.__wrapped__.update(tensors(preds), tensors(labels))
+        self.__wrapped__.update(to_torch_tensors(preds), to_torch_tensors(labels))
 
     def result(self) -> Any:
         """Return the value, or several by name."""
-        return _plain_result(self.__wrapped__.compute())
+        return _convert_plain_result(self.__wrapped__.compute())
 
 
 class EvaluateMetric:
@@ -110,7 +110,10 @@ class EvaluateMetric:
         Raises:
             MetricError: predictions or labels are several arrays.
         """
-        predicted, truth = as_array(preds, "predictions"), as_array(labels, "labels")
+        predicted, truth = (
+            convert_to_array(preds, "predictions"),
+            convert_to_array(labels, "labels"),
+        )
         if predicted.ndim == truth.ndim + 1:
             predicted = predicted[..., 0] if predicted.shape[-1] == 1 else predicted.argmax(axis=-1)
         self._batches.append((predicted.copy(), truth.copy()))
@@ -123,11 +126,11 @@ class EvaluateMetric:
         """Return the value, or several by name."""
         for predictions, references in self._batches:
             self.__wrapped__.add_batch(predictions=predictions, references=references)
-        value = _plain_result(self.__wrapped__.compute(**self._options))
+        value = _convert_plain_result(self.__wrapped__.compute(**self._options))
         return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
 
 
-def wrapped(given: Any, options: Mapping[str, Any]) -> Any:
+def wrap_metric(given: Any, options: Mapping[str, Any]) -> Any:
     """Wrap a metric object of another library, or a function; return None if not recognized.
 
     Args:
@@ -172,12 +175,12 @@ def options_too_late(given: object, options: Mapping[str, Any]) -> MetricError:
     )
 
 
-def _plain_result(result: object) -> Any:
+def _convert_plain_result(result: object) -> Any:
     """Return a result as numpy value, or its scalar parts by name."""
     if isinstance(result, Mapping):
-        parts = {str(name): _plain_result(value) for name, value in result.items()}
+        parts = {str(name): _convert_plain_result(value) for name, value in result.items()}
         return {name: value for name, value in parts.items() if np.ndim(value) == 0}
-    return as_numpy(result) if hasattr(result, "shape") else result
+    return convert_to_numpy(result) if hasattr(result, "shape") else result
 
 
 #: Suffixes of functions for which smaller values are better. Source: "Metrics and scoring",
@@ -198,7 +201,7 @@ class Scorer(OverAllData):
     def __init__(self, scorer: Any, name: str | None = None) -> None:
         function, self._sign = scorer._score_func, scorer._sign
         prepare = _PREPARED[
-            _response_method(function, getattr(scorer, "_response_method", "predict"))
+            _find_response_method(function, getattr(scorer, "_response_method", "predict"))
         ]
         super().__init__(function, scorer._kwargs, prepare, higher_is_better=True)
         self.__name__ = name or ("neg_" if self._sign < 0 else "") + function.__name__
@@ -210,18 +213,21 @@ class Scorer(OverAllData):
 
 def _wrap_sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -> OverAllData:
     name = function.__name__
-    scorer = next((s for s in _sklearn_scorers().values() if s._score_func is function), None)
+    scorer = next((s for s in _list_sklearn_scorers().values() if s._score_func is function), None)
     if scorer is not None:
-        takes, higher = _response_method(function, scorer._response_method), scorer._sign > 0
+        takes, higher = _find_response_method(function, scorer._response_method), scorer._sign > 0
     else:
         parameters = [*inspect.signature(function).parameters]
         scores = {"y_score", "y_prob", "y_proba", "pred_decision"}.intersection(parameters)
-        takes, higher = _response_method(function, "predict"), not name.endswith(_LESS_IS_BETTER)
+        takes, higher = (
+            _find_response_method(function, "predict"),
+            not name.endswith(_LESS_IS_BETTER),
+        )
         takes = "decision_function" if scores else takes
     return OverAllData(function, options, _PREPARED[takes], higher_is_better=higher)
 
 
-def named_scorer(name: str, known: Iterable[str]) -> Scorer:
+def find_named_scorer(name: str, known: Iterable[str]) -> Scorer:
     """Return the scikit-learn scorer of a name, ignoring case.
 
     Args:
@@ -231,15 +237,15 @@ def named_scorer(name: str, known: Iterable[str]) -> Scorer:
     Raises:
         ConfigurationError: there is no scorer of this name.
     """
-    scorers = {key.casefold(): key for key in _sklearn_scorers()}
+    scorers = {key.casefold(): key for key in _list_sklearn_scorers()}
     canonical = scorers.get(name.casefold())
     if canonical is None:
-        hint = did_you_mean(name, [*known, *_sklearn_scorers()])
+        hint = did_you_mean(name, [*known, *_list_sklearn_scorers()])
         hint = hint if "did you mean" in hint else did_you_mean(name, known)
         raise ConfigurationError(
             f"unknown metric {name!r}{hint} (name your own metric as module:attribute)"
         )
-    return Scorer(_sklearn_scorers()[canonical], canonical)
+    return Scorer(_list_sklearn_scorers()[canonical], canonical)
 
 
 def _is_sklearn_scorer(given: object) -> bool:
@@ -247,14 +253,14 @@ def _is_sklearn_scorer(given: object) -> bool:
 
 
 @cache
-def _sklearn_scorers() -> dict[str, Any]:
+def _list_sklearn_scorers() -> dict[str, Any]:
     from sklearn.metrics import get_scorer, get_scorer_names
 
     scorers = {name: get_scorer(name) for name in get_scorer_names()}
     return {name: scorer for name, scorer in scorers.items() if _is_sklearn_scorer(scorer)}
 
 
-def _response_method(function: object, response: str | Sequence[str] | None) -> str:
+def _find_response_method(function: object, response: str | Sequence[str] | None) -> str:
     """Return the response method of a function, in the terms of its scorer."""
     # `make_scorer` without a response method uses predict.
     methods = [response] if isinstance(response, str) else list(response or ["predict"])
@@ -267,13 +273,15 @@ def _response_method(function: object, response: str | Sequence[str] | None) -> 
 
 
 def _prepare_classes(preds: object, labels: object) -> tuple[Any, Any]:
-    return class_pairs(preds, labels, 0.5)
+    return convert_class_pairs(preds, labels, 0.5)
 
 
 def _prepare_either(preds: object, labels: object) -> tuple[Any, Any]:
-    scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
+    scores, truth = convert_to_array(preds, "predictions"), convert_to_array(labels, "labels")
     return (
-        _prepare_classes(scores, truth) if scores.size > truth.size else number_pairs(scores, truth)
+        _prepare_classes(scores, truth)
+        if scores.size > truth.size
+        else convert_number_pairs(scores, truth)
     )
 
 
@@ -300,14 +308,14 @@ def _prepare_probabilities(preds: object, labels: object) -> tuple[Any, Any]:
 def _refuse_log_probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     raise MetricError(
         f"scorers of log-probabilities are not supported, got predictions of shape "
-        f"{as_array(preds, 'predictions').shape}; give a function of (predictions, labels)"
+        f"{convert_to_array(preds, 'predictions').shape}; give a function of (predictions, labels)"
     )
 
 
 _PREPARED: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "predict": _prepare_classes,
     "either": _prepare_either,
-    "numbers": number_pairs,
+    "numbers": convert_number_pairs,
     "decision_function": _prepare_scores,
     "predict_proba": _prepare_probabilities,
     "predict_log_proba": _refuse_log_probabilities,

@@ -162,7 +162,7 @@ def _judge_op(
 ) -> Verdict:
     if ran is None:
         return Verdict.NO_KERNEL if op.approach is not None else Verdict.FUSED
-    if not ran.executed:
+    if not ran.was_executed:
         return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
     if op.precision.is_integer:
         if _ran_in_int8(op, ran):

@@ -30,7 +30,7 @@ from neural_mp.profiling.kernel_log_parsers import (
     read_profile,
 )
 from neural_mp.profiling.kernel_records import KernelLog
-from neural_mp.util.system.environment import users_environment
+from neural_mp.util.system.environment import restore_users_environment
 from neural_mp.util.validators import file_path, validate_option
 
 _MARKERS = tuple(marker.encode() for marker in MARKERS)
@@ -43,7 +43,7 @@ class Sieve:
     def __init__(self, keep: Callable[[str], None]) -> None:
         self._keep, self._rest = keep, b""
 
-    def passed(self, part: bytes) -> bytes:
+    def pass_through(self, part: bytes) -> bytes:
         """Return the part of the stream that certainly does not belong to the log."""
         *lines, rest = (self._rest + part).split(b"\n")
         through = []
@@ -84,7 +84,7 @@ _in_use = threading.Lock()
 
 
 @contextmanager
-def sieved_output(sieve: Sieve) -> Iterator[None]:
+def sieve_standard_output(sieve: Sieve) -> Iterator[None]:
     """Filter standard output in this context; other output is printed with little delay.
 
     A file is used instead of a pipe: a kernel that writes to a full pipe while holding the GIL
@@ -99,7 +99,7 @@ def sieved_output(sieve: Sieve) -> Iterator[None]:
             "a kernel log is already being recorded; end the first kernel_log() context before"
         )
     try:
-        with _real_output() as real, tempfile.TemporaryFile() as file:
+        with _open_real_output() as real, tempfile.TemporaryFile() as file:
             ended = threading.Event()
             arguments = (file.fileno(), real, sieve, ended)
             reading = threading.Thread(target=_follow_file, args=arguments, daemon=True)
@@ -118,7 +118,7 @@ def sieved_output(sieve: Sieve) -> Iterator[None]:
 
 
 @contextmanager
-def _real_output() -> Iterator[int]:
+def _open_real_output() -> Iterator[int]:
     try:
         # If Python found it closed, its descriptor may belong to another file.
         real = os.dup(_STANDARD_OUTPUT if sys.stdout is not None else -1)
@@ -144,7 +144,7 @@ def _follow_file(file: int, real: int, sieve: Sieve, ended: threading.Event) -> 
     while True:
         while part := os.pread(file, 1 << 16, position):
             position += len(part)
-            _write_fully(real, sieve.passed(part))
+            _write_fully(real, sieve.pass_through(part))
         if last:
             break
         last = ended.wait(_DELAY)
@@ -207,10 +207,10 @@ def kernel_log() -> Iterator[KernelLog]:
     adaptor = importlib.import_module(f"{FRAMEWORKS['pytorch'].home}.profiler")
     log, reader = KernelLog(), OneDnnReader(_SILENCE)
     try:
-        with sieved_output(Sieve(reader.read)), adaptor.verbose():
+        with sieve_standard_output(Sieve(reader.read_line)), adaptor.verbose_onednn():
             yield log
     finally:
-        snapshot = reader.log()
+        snapshot = reader.finished_log()
         for name in _header:
             _header[name] = getattr(snapshot, name) or _header[name]
         snapshot = replace(snapshot, isa=_header["isa"], library=_header["library"])
@@ -231,8 +231,8 @@ def _parse_log(lines: Iterable[str], name: str) -> KernelLog:
     if log is None:
         reader = OneDnnReader()
         for line in chain([first], rest):
-            reader.read(line)
-        log = reader.log()
+            reader.read_line(line)
+        log = reader.finished_log()
     if not log.calls:
         raise KernelLogError(f"{name} contains no kernel: {log.empty_because}")
     return log
@@ -274,14 +274,14 @@ def run_with_kernel_log(
     Raises:
         KernelLogError: the program cannot be started.
     """
-    environment = users_environment()
+    environment = restore_users_environment()
     silence = f"the program ran no oneDNN kernels. {ENABLE_ONEDNN}"
     if environment.get(_SWITCH, "1") in ("0", "false"):
         silence = f"oneDNN is disabled by {_SWITCH}={environment[_SWITCH]}; set {_SWITCH}=1"
     reader = OneDnnReader(silence)
 
     def take_line(line: str) -> None:
-        reader.read(line)
+        reader.read_line(line)
         keep(line)
 
     sieve = Sieve(take_line)
@@ -294,17 +294,17 @@ def run_with_kernel_log(
             f"{command[0]!r} cannot be run: {error.strerror}; give a program and its arguments "
             f"after --, e.g. neural-mp kernels -- python train.py"
         ) from None
-    with process, _interrupted_once():
+    with process, _pass_first_interrupt():
         assert process.stdout is not None
         while part := os.read(process.stdout.fileno(), 1 << 16):
-            write(sieve.passed(part))
+            write(sieve.pass_through(part))
         write(sieve.ended())
     code = process.returncode
-    return reader.log(), code if code >= 0 else 128 - code
+    return reader.finished_log(), code if code >= 0 else 128 - code
 
 
 @contextmanager
-def _interrupted_once() -> Iterator[None]:
+def _pass_first_interrupt() -> Iterator[None]:
     """Pass the first Ctrl-C to the program alone, and wait for its remaining output.
 
     A handler is used because `KeyboardInterrupt` could be raised at any line and lose output.

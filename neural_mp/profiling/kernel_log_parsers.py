@@ -18,7 +18,7 @@ from typing import Any
 
 from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.kernel_records import KernelCall, KernelLog
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 from neural_mp.util.validators import (
     anything,
     list_of,
@@ -80,7 +80,7 @@ class OneDnnReader:
         self._layout: tuple[str, ...] = ()
         self._isa = self._library = ""
 
-    def read(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Parse all records of a line; text before the first is ignored."""
         markers = list(_MARKER.finditer(line))
         ends = [following.start() for following in markers[1:]] + [len(line)]
@@ -89,9 +89,9 @@ class OneDnnReader:
             if not self._read_record(marker[0], record.split(",")):
                 self._malformed += 1
 
-    def log(self) -> KernelLog:
+    def finished_log(self) -> KernelLog:
         """Return the log read so far."""
-        why = "" if self._calls else self._why_empty()
+        why = "" if self._calls else self._explain_empty_log()
         return KernelLog(tuple(self._calls), self._malformed, self._isa, self._library, why)
 
     def _read_record(self, marker: str, fields: list[str]) -> bool:
@@ -114,12 +114,12 @@ class OneDnnReader:
             # For a graph partition: its primitives have their own lines.
             self._operations[component] += 1
             return True
-        call = _parse_call(fields[1:], self._possible_layouts(marker, fields))
+        call = _parse_call(fields[1:], self._list_possible_layouts(marker, fields))
         if call is not None:
             self._calls.append(call)
         return call is not None
 
-    def _possible_layouts(self, marker: str, fields: list[str]) -> tuple[tuple[str, ...], ...]:
+    def _list_possible_layouts(self, marker: str, fields: list[str]) -> tuple[tuple[str, ...], ...]:
         if self._layout:
             return (self._layout,)
         if marker == MARKERS[-1]:
@@ -140,9 +140,9 @@ class OneDnnReader:
             # Up to 1.1, the ISA follows the version.
             self._isa = self._isa or ",".join(fields[1:])
 
-    def _why_empty(self) -> str:
+    def _explain_empty_log(self) -> str:
         if self._malformed:
-            return f"none of {counted(self._malformed, 'oneDNN line')} is readable"
+            return f"none of {format_count(self._malformed, 'oneDNN line')} is readable"
         kinds = {operation.split(":")[0] for operation in self._operations}
         if kinds & {"create", "graph"}:
             return (
@@ -228,11 +228,11 @@ def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
             continue
         details = entry["args"]
         if details["op_name"] not in _AROUND_OTHERS:
-            calls.append(_profiled_call(details["op_name"], details, entry["dur"] / 1000))
+            calls.append(_parse_profiled_call(details["op_name"], details, entry["dur"] / 1000))
     return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", "" if calls else _EMPTY)
 
 
-def _profiled_call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:
+def _parse_profiled_call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:
     provider = details.get("provider", "")
     short = provider.removesuffix("ExecutionProvider")
     inputs, outputs = (

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from neural_mp.core.precision import Precision
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 #: Placeholder for an unnamed instruction set or type.
 UNNAMED = "unnamed"
@@ -144,8 +144,8 @@ class KernelLog:
         notes = []
         if self.malformed:
             notes.append(
-                f"{counted(self.malformed, 'unreadable line')} not counted: truncated, or mixed "
-                f"with other output"
+                f"{format_count(self.malformed, 'unreadable line')} not counted: truncated, or "
+                "mixed with other output"
             )
         if not any(call.implementation for call in self.calls):
             notes.append(
@@ -162,7 +162,7 @@ class KernelLog:
             return
         count = sum(call.precision == Precision.BF16.value for call in self.calls)
         if count:
-            yield f"this CPU has no BF16 ({self.isa}): {counted(count, 'call')} emulated BF16"
+            yield f"this CPU has no BF16 ({self.isa}): {format_count(count, 'call')} emulated BF16"
         else:
             yield f"this CPU has no BF16 ({self.isa}): no kernel ran in BF16"
 
@@ -243,7 +243,7 @@ def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
     first, second = _group_by_work(before.calls), _group_by_work(after.calls)
     alike = defaultdict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[str, str]]](list)
     for work in first | second:
-        old, new = _kernel_names(first.get(work, ())), _kernel_names(second.get(work, ()))
+        old, new = _list_kernel_names(first.get(work, ())), _list_kernel_names(second.get(work, ()))
         if old != new:
             alike[work[0], old, new].append(work)
     changes: list[KernelChange] = []
@@ -261,11 +261,11 @@ def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
 def _group_by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCall]]:
     groups: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
     for call in calls:
-        groups[_work_key(call)].append(call)
+        groups[_make_work_key(call)].append(call)
     return groups
 
 
-def _work_key(call: KernelCall) -> tuple[str, str]:
+def _make_work_key(call: KernelCall) -> tuple[str, str]:
     primitive = _SAME_WORK.get(call.primitive, call.primitive)
     # Training and inference share their forward kernels.
     direction = "forward" if call.prop_kind.startswith("forward") else call.prop_kind
@@ -276,6 +276,6 @@ def _work_key(call: KernelCall) -> tuple[str, str]:
     return primitive if direction in ("", "undef") else f"{primitive} {direction}", call.problem
 
 
-def _kernel_names(calls: Iterable[KernelCall]) -> tuple[str, ...]:
+def _list_kernel_names(calls: Iterable[KernelCall]) -> tuple[str, ...]:
     named = (f"{call.implementation or call.primitive} {call.precision}" for call in calls)
     return tuple(sorted(set(named)))

@@ -60,7 +60,7 @@ class Ratio:
         """The inverse ratio (speedup)."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
 
-    def spanning(self, value: float) -> Ratio:
+    def widen_to(self, value: float) -> Ratio:
         """Return the ratio with an interval that contains the value of an earlier measurement.
 
         Between measurements, the state of the machine changes more than within one.
@@ -71,7 +71,7 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f} to {self.high:.2f})"
 
 
-def uncontended_latency(seconds: Sequence[float]) -> float:
+def estimate_uncontended_latency(seconds: Sequence[float]) -> float:
     """Return the uncontended latency: the first decile of all rounds.
 
     On a shared machine, other processes slow down about half of the runs, so the median is
@@ -80,7 +80,7 @@ def uncontended_latency(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, _LATENCY_QUANTILE))
 
 
-def latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
+def estimate_latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Return the ratio of the uncontended latencies of two interleaved runs, one per round each.
 
     The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds
@@ -95,7 +95,7 @@ def latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio
     fewer rounds: those of the first runs, if they are enough, so that noise in the others does not
     make a difference uncertain again.
     """
-    value = uncontended_latency(seconds) / uncontended_latency(reference)
+    value = estimate_uncontended_latency(seconds) / estimate_uncontended_latency(reference)
     if len(seconds) != len(reference):
         few = min(len(seconds), len(reference))
         count = few if bound_ratio(few, few) else None
@@ -107,7 +107,7 @@ def latency_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio
     paired = float(np.median(rounds[0] / rounds[1]))
     bounds = [value, paired]
     for length in {max(1, round(count ** (1 / 3))), max(1, count // _LONG_BLOCKS)}:
-        bounds += _bootstrap_interval(rounds, value, length)
+        bounds += _estimate_bootstrap_interval(rounds, value, length)
     low, high = min(bounds), max(bounds)
     if bound_ratio(count, count):
         low, high = max(low, crossed[0]), min(high, crossed[1])
@@ -132,7 +132,7 @@ def bound_ratio(first: int, second: int) -> bool:
     return bool(chances.max() < 1 - _CONFIDENCE)
 
 
-def _bootstrap_interval(rounds: np.ndarray, value: float, length: int) -> list[float]:
+def _estimate_bootstrap_interval(rounds: np.ndarray, value: float, length: int) -> list[float]:
     """Return the bounds of the confidence interval by blocks of `length` rounds."""
     draw, count = np.random.default_rng(0), rounds.shape[1]
     ratios: list[float] = []
@@ -159,7 +159,7 @@ def _small_sample_factor(blocks: int, tail: float) -> float:
     return float(quantiles * math.sqrt(blocks / (blocks - 1)))
 
 
-def cpu_share() -> float:
+def measure_cpu_share() -> float:
     """Return the fraction of a CPU that this thread gets while other processes compute, too."""
     started, used = time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < _SHARE_SECONDS:
@@ -167,7 +167,7 @@ def cpu_share() -> float:
     return (time.thread_time() - used) / (time.perf_counter() - started)
 
 
-def interleaved_rounds(
+def time_interleaved_rounds(
     runs: Sequence[Callable[[], Any]],
     *,
     in_cpu_seconds: bool = False,
@@ -235,7 +235,7 @@ def interleaved_rounds(
                     break
                 look = iteration * _NEXT_LOOK
         if loses is not None and iteration:
-            fastest = min(active, key=lambda index: uncontended_latency(rounds[index]))
+            fastest = min(active, key=lambda index: estimate_uncontended_latency(rounds[index]))
             active = [i for i in active if i == fastest or not loses(rounds[i], rounds[fastest])]
             if len(active) == 1 < len(runs):
                 break
@@ -251,9 +251,9 @@ def _mean_run_seconds(run: Callable[[], Any], times: int, clock: Callable[[], fl
     return (clock() - start) / times
 
 
-def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> list[float]:
-    """Return the median seconds of each run; options as for `interleaved_rounds`."""
-    return [statistics.median(seconds) for seconds in interleaved_rounds(runs, **options)]
+def time_interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> list[float]:
+    """Return the median seconds of each run; options as for `time_interleaved_rounds`."""
+    return [statistics.median(seconds) for seconds in time_interleaved_rounds(runs, **options)]
 
 
 @dataclass(frozen=True)
@@ -269,20 +269,20 @@ class MemoryGrowth:
     anonymous: int
 
 
-def memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrowth:
+def measure_memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrowth:
     """Return the peak growth of the process's resident memory during `run`.
 
     Freed memory that the allocator holds is returned before, since its use would not count. Memory
     is sampled every `interval` seconds; shorter peaks can be missed.
     """
     process = psutil.Process()
-    FREED.now()
-    start = peak = _resident_bytes(process)
+    FREED.return_memory()
+    start = peak = _read_resident_bytes(process)
     done = threading.Event()
 
     def update_peak() -> None:
         nonlocal peak
-        peak = tuple(map(max, peak, _resident_bytes(process)))
+        peak = tuple(map(max, peak, _read_resident_bytes(process)))
 
     def watch_memory() -> None:
         while not done.wait(interval):
@@ -299,7 +299,7 @@ def memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrow
     return MemoryGrowth(*(most - least for most, least in zip(peak, start, strict=True)))
 
 
-def _resident_bytes(process: psutil.Process) -> tuple[int, ...]:
+def _read_resident_bytes(process: psutil.Process) -> tuple[int, ...]:
     """Return the resident bytes of a process: all, and those that belong to no file."""
     memory = process.memory_info()
     return memory.rss, memory.rss - getattr(memory, "shared", 0)
@@ -310,7 +310,7 @@ CALLS_PER_CALLER = 4
 
 
 @contextmanager
-def concurrent_runs(
+def make_concurrent_runs(
     runs: Sequence[Callable[[], Any]], callers: int
 ) -> Iterator[list[Callable[[], None]]]:
     """Context of runs that each consist of the calls of several threads.

@@ -15,8 +15,8 @@ from rich.text import Text
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.reporting import formatting
-from neural_mp.space import Reason, TuningSpace, counted_reasons
-from neural_mp.util.text import counted
+from neural_mp.space import Reason, TuningSpace, count_ineligible_reasons
+from neural_mp.util.text import format_count
 
 #: Maximum number of op types listed for a reason of the summary.
 _SHOWN_TYPES = 4
@@ -37,7 +37,7 @@ class _Row:
     style: str
 
 
-def capability_table(
+def build_capability_table(
     space: TuningSpace, ops: Sequence[Op] | None = None, *, each: bool = False
 ) -> RenderableType:
     """Return a table of ops, their supported precisions, and the reasons for ineligible ones.
@@ -47,17 +47,17 @@ def capability_table(
     """
     shown = list(space.graph) if ops is None else list(ops)
     groups = [[op] for op in shown] if each else _group_by_layer(space, shown)
-    title = counted(len(shown), "op")
+    title = format_count(len(shown), "op")
     notes = ["dim ops follow adjacent ops unless a plan names them"]
     if len(groups) < len(shown):
-        title = f"{title} in {counted(len(groups), 'group')}"
+        title = f"{title} in {format_count(len(groups), 'group')}"
         notes.append("ops of one layer share a row; --all shows one row per op")
     if space.graph.source_precisions != (Precision.FP32,):
         notes.append(
             f"the model is in {space.graph.source_name}; fp32 stands for ops that are not lowered"
         )
     # Reasons common to all ops stem from the machine.
-    first, *remaining = [_shown_reasons(space, op.name) for op in space.graph] or [{}]
+    first, *remaining = [_select_shown_reasons(space, op.name) for op in space.graph] or [{}]
     shared = {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
     return _Capabilities(title, [_build_row(space, group, shared) for group in groups], notes)
@@ -102,17 +102,17 @@ class _Capabilities:
 
 def _build_row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str]) -> _Row:
     first = group[0]
-    reasons = _shown_reasons(space, first.name).items()
+    reasons = _select_shown_reasons(space, first.name).items()
     return _Row(
         tuple(op.name for op in group),
         tuple(op.type for op in group),
-        _runs_in(space, first),
+        _format_run_precisions(space, first),
         "; ".join(f"no {p}: {why}" for p, why in reasons if shared.get(p) != why),
         "" if first.name in space.tunable_ops else "dim",
     )
 
 
-def _shown_reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
+def _select_shown_reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
     """Return the reasons of an op; of low bits, only if the model has ops that support them."""
     reasons = dict(space.capabilities[op].reasons)
     for precision in [candidate for candidate in reasons if candidate.is_low_bit]:
@@ -125,7 +125,7 @@ def _shown_reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
     return reasons
 
 
-def _runs_in(space: TuningSpace, op: Op) -> str:
+def _format_run_precisions(space: TuningSpace, op: Op) -> str:
     capability = space.capabilities[op.name]
     return ", ".join(
         f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
@@ -181,13 +181,13 @@ class CapabilitySummary:
     reasons: tuple[Reason, ...]
 
     @classmethod
-    def of(cls, space: TuningSpace, ops: Sequence[Op]) -> CapabilitySummary:
+    def from_ops(cls, space: TuningSpace, ops: Sequence[Op]) -> CapabilitySummary:
         """Count the given ops."""
         able: dict[str, Counter[Precision]] = {}
         for op in ops:
             able.setdefault(op.type, Counter()).update(space.capabilities[op.name].precisions)
         types = dict(sorted(Counter(op.type for op in ops).items()))
-        return cls(types, able, counted_reasons(space, ops))
+        return cls(types, able, count_ineligible_reasons(space, ops))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serializable dict."""
@@ -201,7 +201,7 @@ class CapabilitySummary:
         }
 
 
-def summary_table(summary: CapabilitySummary) -> RenderableType:
+def build_summary_table(summary: CapabilitySummary) -> RenderableType:
     """Return a table of supported precisions by op type, and the reasons for the others.
 
     Precisions below 8 bits have a column only if an op supports them.
@@ -209,23 +209,26 @@ def summary_table(summary: CapabilitySummary) -> RenderableType:
     total = sum(summary.types.values())
     able = {p: sum(by[p] for by in summary.able.values()) for p in CPU_PRECISIONS}
     shown = [p for p in CPU_PRECISIONS if able[p] or not p.is_low_bit]
-    title, figures = f"Supported precisions of {counted(total, 'op')}", ("ops", *map(str, shown))
-    table = formatting.table(title, "op type", *figures, right=figures)
+    title, figures = (
+        f"Supported precisions of {format_count(total, 'op')}",
+        ("ops", *map(str, shown)),
+    )
+    table = formatting.create_table(title, "op type", *figures, right=figures)
     for kind, count in summary.types.items():
         table.add_row(kind, str(count), *(str(summary.able[kind][p] or "") for p in shown))
     table.add_section()
     table.add_row("all", str(total), *(str(able[p] or "") for p in shown))
     if not summary.reasons:
         return table
-    return Group(table, reasons_table("Reasons for ineligible precisions", summary.reasons))
+    return Group(table, build_reasons_table("Reasons for ineligible precisions", summary.reasons))
 
 
-def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
+def build_reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
     """Return a table of reasons for ineligible precisions, with the number of ops.
 
     Precisions with the same reason for as many ops of the same types share a row.
     """
-    table = formatting.table(title, "no", "ops", "op types", "reason", right=("ops",))
+    table = formatting.create_table(title, "no", "ops", "op types", "reason", right=("ops",))
     rows: dict[tuple[str, tuple[tuple[str, int], ...]], list[Reason]] = {}
     for reason in reasons:
         rows.setdefault((reason.reason, tuple(reason.types.items())), []).append(reason)
@@ -234,5 +237,5 @@ def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
         named = ", ".join(kind for kind, _ in types[:_SHOWN_TYPES])
         named += f" and {more} more" if more > 0 else ""
         precisions = ", ".join(reason.precision.value for reason in alike)
-        table.add_row(precisions, str(alike[0].ops), named, text)
+        table.add_row(precisions, str(alike[0].num_ops), named, text)
     return table

@@ -11,7 +11,7 @@ from rich.text import Text
 from neural_mp.reporting import formatting
 from neural_mp.tuning.measurement.comparison import EQUAL, Comparison, LayerDifference
 from neural_mp.tuning.measurement.sqnr import MIN_SQNR_DB
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 #: Default number of worst ops to mark.
 MARKED = 5
@@ -19,7 +19,7 @@ _STYLES = {"first": "red", "worst": "yellow"}
 _FIGURES = ("sqnr", "sqnr_drop", "introduced_nsr", "cosine", "max_abs_error")
 
 
-def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:
+def build_comparison_tables(comparison: Comparison, worst: int | None = None) -> RenderableType:
     """Return tables of the outputs, and of the ops in graph order with the worst marked.
 
     With `worst`, only the N ops that introduce the most quantization noise are shown.
@@ -27,36 +27,36 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
     chosen = comparison.worst(MARKED if worst is None else worst)
     marked = {layer.name for layer in chosen}
     shown = comparison.layers if worst is None else chosen
-    batches = counted(comparison.batches, "batch", "batches")
-    title = f"Outputs: {counted(comparison.samples, 'sample')} in {batches}"
+    batches = format_count(comparison.batches, "batch", "batches")
+    title = f"Outputs: {format_count(comparison.samples, 'sample')} in {batches}"
     figures = ("SQNR", "SQNR drop", "cosine", "max. abs. error")
     headings = ("output", "SQNR", "cosine", "max. abs. error")
-    outputs = formatting.table(title, *headings, right=figures)
+    outputs = formatting.create_table(title, *headings, right=figures)
     for output in comparison.outputs:
         outputs.add_row(
             output.name,
-            formatting.decibels(output.sqnr),
+            formatting.format_decibels(output.sqnr),
             f"{output.cosine:.6f}",
             f"{output.max_abs_error:.3g}",
         )
     of_all = "" if worst is None else f"; {len(shown)} that introduce the most quantization noise"
-    title = f"{counted(len(comparison.layers), 'op')}{of_all}"
-    layers = formatting.table(title, "op", "type", "A → B", *figures, "", right=figures)
+    title = f"{format_count(len(comparison.layers), 'op')}{of_all}"
+    layers = formatting.create_table(title, "op", "type", "A → B", *figures, "", right=figures)
     for layer in shown:
         mark = "worst" if layer.name in marked else ""
         if comparison.first is not None and layer.name == comparison.first.name:
             mark = "first"
-        layers.add_row(*_layer_cells(layer), mark, style=_STYLES.get(mark, ""))
+        layers.add_row(*_format_layer_cells(layer), mark, style=_STYLES.get(mark, ""))
     parts: list[RenderableType] = [outputs] if comparison.outputs else []
     parts += [layers, Text(_describe_divergence(comparison))]
     parts += [
-        Text(f"{counted(len(names), 'op')} not compared: they {reason}", style="dim")
+        Text(f"{format_count(len(names), 'op')} not compared: they {reason}", style="dim")
         for reason, names in comparison.left_out.items()
     ]
     return Group(*parts)
 
 
-def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
+def format_comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
     """Return CSV with a header and one line per op; the SQNR of equal values is `inf`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -67,14 +67,14 @@ def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
     return text.getvalue()
 
 
-def _layer_cells(layer: LayerDifference) -> tuple[str, ...]:
+def _format_layer_cells(layer: LayerDifference) -> tuple[str, ...]:
     first, second = layer.dtypes
     names, types = zip(*layer.fused_ops, (layer.name, layer.type), strict=True)
     return (
         ", ".join(names),
         ", ".join(types),
         first if first == second else f"{first} → {second}",
-        formatting.decibels(layer.sqnr),
+        formatting.format_decibels(layer.sqnr),
         _format_drop(layer),
         f"{layer.cosine:.6f}",
         f"{layer.max_abs_error:.3g}",
@@ -89,7 +89,9 @@ def _describe_divergence(comparison: Comparison) -> str:
     why = f"first op below {MIN_SQNR_DB:.0f} dB" if low else "largest SQNR drop"
     below = "inputs equal" if _from_equal(first) else f"{_format_drop(first)} below its inputs"
     location = f"{first.name} ({first.type})"
-    return f"First divergence at {location}: {formatting.decibels(first.sqnr)}, {below}; {why}"
+    return (
+        f"First divergence at {location}: {formatting.format_decibels(first.sqnr)}, {below}; {why}"
+    )
 
 
 def _format_drop(layer: LayerDifference) -> str:

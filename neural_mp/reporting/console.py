@@ -71,12 +71,12 @@ class SafeConsole(Console):
         raise SystemExit(128 + signal.SIGPIPE)
 
 
-def output_console() -> Console:
+def create_output_console() -> Console:
     """Return a console for results on the current standard output."""
     return _build_console(stderr=False)
 
 
-def error_console() -> Console:
+def create_error_console() -> Console:
     """Return a console for progress, warnings and errors on the current standard error."""
     return _build_console(stderr=True)
 

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 #: Percentages below this are not told apart.
 _LEAST_PERCENT = 1e-6
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Format a duration with a suitable unit; a dash for None."""
     if value is None:
         return "–"
@@ -30,14 +30,14 @@ def seconds(value: float | None) -> str:
     return f"{rounded / 1e-9:.3g} ns" if rounded else "0 s"
 
 
-def effort_suffix(report: Report) -> str:
+def format_effort_suffix(report: Report) -> str:
     """Return the end of a sentence, the limit that the effort set to a run; empty without one."""
     if report.effort_seconds is None:
         return ""
-    return f"; by the effort, at most {seconds(report.effort_seconds)} after calibration"
+    return f"; by the effort, at most {format_seconds(report.effort_seconds)} after calibration"
 
 
-def size(value: float | None) -> str:
+def format_size(value: float | None) -> str:
     """Format a number of bytes with a suitable unit; a dash for None."""
     if value is None:
         return "–"
@@ -47,7 +47,7 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def fraction(value: float | None) -> str:
+def format_fraction(value: float | None) -> str:
     """Format a fraction in percent, without an exponent; a dash for None."""
     if value is None:
         return "–"
@@ -60,16 +60,16 @@ def fraction(value: float | None) -> str:
     return f"{Decimal(f'{percent:.{digits}g}'):f} %"
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Format a metric value; a dash for None."""
     return "–" if value is None else f"{value:.5g}"
 
 
-def accuracy(trial: Trial, metric: str = "") -> str:
+def format_accuracy(trial: Trial, metric: str = "") -> str:
     """Format the accuracy of a trial under the name of its metric, or each of several metrics."""
     if not trial.metrics:
-        return f"{metric or 'accuracy'} {number(trial.accuracy)}"
-    return ", ".join(f"{name} {number(value)}" for name, value in trial.metrics.items())
+        return f"{metric or 'accuracy'} {format_number(trial.accuracy)}"
+    return ", ".join(f"{name} {format_number(value)}" for name, value in trial.metrics.items())
 
 
 def time_of(report: Report) -> tuple[str, str, str]:
@@ -83,39 +83,43 @@ def time_of(report: Report) -> tuple[str, str, str]:
         return f"estimated cost, {report.accelerator.title}", "1", f"{cost:.3g}"
     batch = f", batch of {report.batch_size}" if report.batch_size else ""
     if report.streams is None:
-        return f"latency{batch}", seconds(report.baseline_latency), seconds(report.latency)
-    name = f"throughput{batch}, {counted(report.streams, 'stream')}"
+        return (
+            f"latency{batch}",
+            format_seconds(report.baseline_latency),
+            format_seconds(report.latency),
+        )
+    name = f"throughput{batch}, {format_count(report.streams, 'stream')}"
     baseline, result = report.baseline_throughput, report.throughput
-    return name, _per_second(baseline), _per_second(result)
+    return name, _format_per_second(baseline), _format_per_second(result)
 
 
-def _per_second(value: float | None) -> str:
+def _format_per_second(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g} samples/s"
 
 
-def times(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """Format a ratio; a dash for None."""
     return "–" if value is None else f"{value:.2f}×"
 
 
-def speed(report: Report) -> str:
+def format_speedup(report: Report) -> str:
     """Format the speedup over FP32 with its confidence interval; a dash if not measured.
 
     For an accelerator, the widths of its multiplications.
     """
     if report.accelerator is not None:
-        return report.accelerator.words
+        return report.accelerator.shares_text
     if report.speedup is None:
         return "–"
     low, high = report.speedup_low, report.speedup_high
     if low is None or high is None:
-        return f"{times(report.speedup)} as fast"
+        return f"{format_ratio(report.speedup)} as fast"
     emulated = f", {' and '.join(report.emulated)} emulated" if report.emulated else ""
     spread = f"({low:.2f} to {high:.2f}){emulated}"
     return (
         f"no difference {spread}"
         if low <= 1 <= high
-        else f"{times(report.speedup)} as fast {spread}"
+        else f"{format_ratio(report.speedup)} as fast {spread}"
     )
 
 
@@ -133,7 +137,7 @@ class TitledTable(Table):
         yield from super().__rich_console__(console, options)
 
 
-def table(
+def create_table(
     title: str,
     *headings: str,
     right: Collection[str] = (),
@@ -148,6 +152,6 @@ def table(
     return result
 
 
-def decibels(sqnr: float) -> str:
+def format_decibels(sqnr: float) -> str:
     """Return an SQNR as text."""
     return "equal" if math.isinf(sqnr) else f"{sqnr:.1f} dB"

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.reporting import formatting
-from neural_mp.reporting.console import error_console
+from neural_mp.reporting.console import create_error_console
 from neural_mp.reporting.live import NotebookLive, is_notebook
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 _STYLES = {JobStatus.MET: "green", JobStatus.MISSED: "yellow", JobStatus.FAILED: "red"}
 
@@ -45,7 +45,7 @@ class LiveJobs(JobsListener):
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or error_console()
+        self._console = console or create_error_console()
         self._running: dict[str, tuple[float, str]] = {}
         self._counts: dict[str, int] = {}
         self._whole = 0
@@ -85,7 +85,7 @@ class LiveJobs(JobsListener):
         """Remove the lines of running jobs."""
         if self._cell is not None:
             self._running.clear()
-            self._cell.draw(self._render_jobs())
+            self._cell.draw_content(self._render_jobs())
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -93,7 +93,7 @@ class LiveJobs(JobsListener):
     def _show_line(self, text: str, style: str = "") -> None:
         if self._cell is not None:
             self._ended.append(Text(text, style))
-            self._cell.draw(self._render_jobs())
+            self._cell.draw_content(self._render_jobs())
             return
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -105,13 +105,15 @@ class LiveJobs(JobsListener):
         ended = sum(self._counts.values())
         counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
         return Group(
-            *self._ended, table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}")
+            *self._ended,
+            table,
+            Text(f"{ended} of {format_count(self._whole, 'job')} ended; {counts}"),
         )
 
 
 def describe_outcome(job: JobOutcome) -> str:
     """Return the outcome of a job as one line of text."""
-    if not job.status.finished:
+    if not job.status.has_result:
         return f"{'failed' if job.status is JobStatus.FAILED else 'not finished'}: {job.reason}"
     parts = [
         {
@@ -119,67 +121,71 @@ def describe_outcome(job: JobOutcome) -> str:
             JobStatus.MISSED: "did not meet its target",
             JobStatus.UNCHECKED: "accuracy not checked",
         }[job.status],
-        f"{formatting.times(job.speedup)} as fast as the baseline" if job.speedup else "",
-        "" if job.accuracy is None else f"{_metric_name(job)} {formatting.number(job.accuracy)}",
+        f"{formatting.format_ratio(job.speedup)} as fast as the baseline" if job.speedup else "",
+        ""
+        if job.accuracy is None
+        else f"{_get_metric_name(job)} {formatting.format_number(job.accuracy)}",
         "finished before" if job.known else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
+def build_jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
     """Return a table of job outcomes, one row per job."""
-    columns, named = figure_headings(outcomes), has_several_metrics(outcomes)
-    table = formatting.table(totals(outcomes), "job", "result", *columns, right=columns)
+    columns, named = list_figure_headings(outcomes), has_several_metrics(outcomes)
+    table = formatting.create_table(
+        count_by_status(outcomes), "job", "result", *columns, right=columns
+    )
     for job in outcomes:
         reason = f": {job.reason}" if job.reason else ""
         table.add_row(
             Text(job.name),
             Text(f"{job.status}{reason}", _STYLES.get(job.status, "")),
-            *figures(job, named),
+            *format_figures(job, named),
         )
     return table
 
 
-def figure_headings(outcomes: Sequence[JobOutcome]) -> tuple[str, ...]:
-    """Return the headings of `figures`; the first is the metric, if all jobs have the same."""
-    metrics = _metric_names(outcomes)
+def list_figure_headings(outcomes: Sequence[JobOutcome]) -> tuple[str, ...]:
+    """Return the headings of `format_figures`; the first is the metric, if equal in all jobs."""
+    metrics = _collect_metric_names(outcomes)
     named = "metric" if len(metrics) > 1 else next(iter(metrics), "accuracy")
     return (named, "baseline", "speed", "size", "time")
 
 
 def has_several_metrics(outcomes: Sequence[JobOutcome]) -> bool:
     """Whether the jobs have different metrics."""
-    return len(_metric_names(outcomes)) > 1
+    return len(_collect_metric_names(outcomes)) > 1
 
 
-def _metric_names(outcomes: Sequence[JobOutcome]) -> set[str]:
-    return {_metric_name(job) for job in outcomes if job.accuracy is not None}
+def _collect_metric_names(outcomes: Sequence[JobOutcome]) -> set[str]:
+    return {_get_metric_name(job) for job in outcomes if job.accuracy is not None}
 
 
-def _metric_name(job: JobOutcome) -> str:
+def _get_metric_name(job: JobOutcome) -> str:
     return job.metric or "accuracy"
 
 
-def figures(job: JobOutcome, named: bool = False) -> tuple[str, str, str, str, str]:
+def format_figures(job: JobOutcome, named: bool = False) -> tuple[str, str, str, str, str]:
     """Format the metric, its baseline, speedup, size and time of a job; dashes if missing.
 
     The value follows the name of its metric if `named`.
     """
     smaller = f"{job.size / job.baseline_size:.0%}" if job.baseline_size else "–"
-    value = formatting.number(job.accuracy)
+    value = formatting.format_number(job.accuracy)
     return (
-        f"{_metric_name(job)} {value}" if named and job.accuracy is not None else value,
-        formatting.number(job.baseline_accuracy),
-        formatting.times(job.speedup),
+        f"{_get_metric_name(job)} {value}" if named and job.accuracy is not None else value,
+        formatting.format_number(job.baseline_accuracy),
+        formatting.format_ratio(job.speedup),
         smaller,
-        formatting.seconds(job.seconds or None),
+        formatting.format_seconds(job.seconds or None),
     )
 
 
-def totals(outcomes: Sequence[JobOutcome]) -> str:
+def count_by_status(outcomes: Sequence[JobOutcome]) -> str:
     """Return the number of jobs per status as text."""
     counts = {status: sum(job.status is status for job in outcomes) for status in JobStatus}
     finished = sum(job.known for job in outcomes)
     parts = [f"{count} {status}" for status, count in counts.items() if count]
     parts += [f"{finished} of them finished before"] if finished else []
-    return f"{counted(len(outcomes), 'job')}: {', '.join(parts)}"
+    return f"{format_count(len(outcomes), 'job')}: {', '.join(parts)}"

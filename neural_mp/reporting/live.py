@@ -24,10 +24,10 @@ from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.reporting import formatting
-from neural_mp.reporting.console import SafeConsole, error_console
-from neural_mp.reporting.tables import result_tables, trial_table
+from neural_mp.reporting.console import SafeConsole, create_error_console
+from neural_mp.reporting.tables import build_trial_table, result_tables
 from neural_mp.runs.report import Report
-from neural_mp.tuning.listener import Listener, limit_words, target_words
+from neural_mp.tuning.listener import Listener, describe_accuracy_target, limit_words
 
 #: Minimum seconds between two updates, to limit the load of the browser.
 _BETWEEN = 0.25
@@ -61,20 +61,20 @@ class NotebookLive:
         now = time.monotonic()
         if now - self._drawn >= _BETWEEN:
             self._drawn = now
-            self.draw(self._render())
+            self.draw_content(self._render())
 
-    def draw(self, shown: RenderableType) -> None:
+    def draw_content(self, shown: RenderableType) -> None:
         """Replace the displayed content."""
         from IPython.display import HTML, display
 
-        html = HTML(html_of(shown))
+        html = HTML(render_terminal_html(shown))
         if self._handle is None:
             self._handle = display(html, display_id=True)
         else:
             self._handle.update(html)
 
 
-def html_of(shown: RenderableType) -> str:
+def render_terminal_html(shown: RenderableType) -> str:
     """Return terminal output as HTML with inline styles."""
     console = SafeConsole(
         record=True, file=io.StringIO(), width=_COLUMNS, force_jupyter=False, color_system="256"
@@ -100,7 +100,7 @@ class LiveListener(Listener):
 
     def __init__(self, console: Console | None = None, summary: bool = True) -> None:
         self._summary = summary
-        self.console = console or error_console()
+        self.console = console or create_error_console()
         self._rows: list[tuple[Trial, float | None]] = []
         self._baseline, self._each, self._metric, self._limit = "", "", ("", ""), ""
         self._source = Precision.FP32.name
@@ -116,9 +116,9 @@ class LiveListener(Listener):
         self._live: Live | None = None
         self._cell: NotebookLive | None = None
         if console is None and is_notebook():
-            self._cell = NotebookLive(self.rendered)
+            self._cell = NotebookLive(self.render_display)
         elif self.console.is_terminal:
-            self._live = Live(self.rendered(), console=self.console, transient=True)
+            self._live = Live(self.render_display(), console=self.console, transient=True)
             self._live.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -142,15 +142,17 @@ class LiveListener(Listener):
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Show each metric's value and target instead of a score."""
         self._each = "; ".join(
-            f"{name}: {self._source} {formatting.number(value)}, "
-            f"target {formatting.number(targets[name])}"
+            f"{name}: {self._source} {formatting.format_number(value)}, "
+            f"target {formatting.format_number(targets[name])}"
             for name, value in baseline.items()
         )
 
     def baseline(self, accuracy: float, target: float) -> None:
         """Show the accuracy of the given model and the target."""
         name, tolerance = self._metric
-        self._baseline = self._each or target_words(name, self._source, accuracy, target, tolerance)
+        self._baseline = self._each or describe_accuracy_target(
+            name, self._source, accuracy, target, tolerance
+        )
         if self._prints_lines:
             self.console.print(self._baseline)
         self._update_display()
@@ -166,7 +168,7 @@ class LiveListener(Listener):
         """Add a row."""
         self._rows.append((trial, speedup))
         if self._prints_lines:
-            accuracy = formatting.accuracy(trial, self._metric[0])
+            accuracy = formatting.format_accuracy(trial, self._metric[0])
             self.console.print(
                 f"trial {trial.number + 1}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )
@@ -175,7 +177,7 @@ class LiveListener(Listener):
     def close(self) -> None:
         """Leave the final table of trials."""
         if self._cell is not None:
-            self._cell.draw(self.trials())
+            self._cell.draw_content(self.trials())
         elif self._live is not None:
             self._live.stop()
             self._live = None
@@ -188,17 +190,17 @@ class LiveListener(Listener):
             return
         tables = result_tables(report, met)
         if self._cell is not None:
-            self._cell.draw(Group(self.trials(), tables))
+            self._cell.draw_content(Group(self.trials(), tables))
         else:
             self.console.print(tables)
 
     def trials(self) -> RenderableType:
         """Return a table of the trials so far; without trials, the baseline."""
-        return trial_table(self._rows, self._baseline) if self._rows else Text(self._baseline)
+        return build_trial_table(self._rows, self._baseline) if self._rows else Text(self._baseline)
 
-    def rendered(self) -> Group:
+    def render_display(self) -> Group:
         """Return the current display: the latest trials and the progress bar."""
-        table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
+        table = build_trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
         lines = [Text(line) for line in (self._baseline, self._limit) if line]
         return Group(*lines, table, self._progress)
 
@@ -210,7 +212,7 @@ class LiveListener(Listener):
         if self._cell is not None:
             self._cell.update()
         elif self._live is not None:
-            self._live.update(self.rendered())
+            self._live.update(self.render_display())
 
 
 class NotebookListener(LiveListener):

@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_mp.core import hardware
 from neural_mp.util.fingerprint import FINGERPRINT_VERSION, code_fingerprint
-from neural_mp.util.system.environment import numeric_variables, versions_of
+from neural_mp.util.system.environment import list_numeric_variables, read_package_versions
 
 #: Suffix of keys with detailed fingerprints; runs of earlier versions have only the key without it.
 _DETAIL = " in detail"
@@ -32,7 +32,7 @@ def in_detail(**subjects: object) -> dict[str, str]:
     return fingerprints
 
 
-def differences(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+def list_differences(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """List as text the parts of a fingerprint that differ from those of another run."""
     plain = [k for k in current if not k.endswith(_DETAIL) and previous.get(k) != current[k]]
     more = []
@@ -63,7 +63,7 @@ def _describe_changes(
     return [f"{name} ({'; '.join(parts)})"]
 
 
-def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
+def describe_machine_key(packages: tuple[str, ...]) -> dict[str, str]:
     """Return what affects numerics and latency: machine, package versions, environment."""
     host = hardware.detect()
     return {
@@ -71,6 +71,6 @@ def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
         "flags": " ".join(sorted(host.flags)),
         "cores": str(host.cores),
         "forced": " ".join(sorted(host.forced)),
-        **versions_of(("neural-mp", "numpy", *packages)),
-        **numeric_variables(),
+        **read_package_versions(("neural-mp", "numpy", *packages)),
+        **list_numeric_variables(),
     }

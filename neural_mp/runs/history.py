@@ -18,15 +18,15 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, one_line, without_passwords
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.io.readers import compress_text, file_context, parse_json
+from neural_mp.io.readers import compress_text, parse_json, prefix_file_errors
 from neural_mp.runs.record_schema import BASELINE_FIGURES, setup_from_dict, setup_to_dict
 from neural_mp.runs.registry import (
-    chosen_run,
+    choose_stored_run,
     close_storage,
+    create_run,
+    find_latest_run,
     has_study,
-    latest_run,
     lease_run,
-    new_run,
     open_storage,
     require_file,
     run_names,
@@ -42,7 +42,7 @@ from neural_mp.runs.report import (
     RuntimeFigures,
     output_nsr_in,
 )
-from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.optuna_logging import silence_optuna_log
 from neural_mp.util.validators import Validator, file_path, validate_option, without_nul
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RunStore:
     def baseline(self) -> dict[str, Any] | None:
         """The FP32 baseline; None before it was measured; a HistoryError if damaged."""
         figures = self._attributes.get(BASELINE)
-        with file_context(f"{self.name}: {BASELINE}", HistoryError):
+        with prefix_file_errors(f"{self.name}: {BASELINE}", HistoryError):
             return None if figures is None else BASELINE_FIGURES(figures)
 
     @baseline.setter
@@ -110,7 +110,7 @@ class RunStore:
         """Whether the ending of the run is stored."""
         return self._attributes.get(ENDING) is not None
 
-    def measurements(self) -> dict[str, Any]:
+    def read_measurements(self) -> dict[str, Any]:
         """Return the entries of the run's cache."""
         return {
             key.removeprefix(MEASURED): value
@@ -118,7 +118,7 @@ class RunStore:
             if key.startswith(MEASURED)
         }
 
-    def trials(self) -> list[Trial]:
+    def read_trials(self) -> list[Trial]:
         """Return all stored trials, oldest first.
 
         Raises:
@@ -136,7 +136,7 @@ class RunStore:
         setup = self._read_attribute(SETUP, setup_from_dict)
         return () if setup is None else setup.runtimes
 
-    def record(self) -> RunRecord:
+    def read_record(self) -> RunRecord:
         """Return all stored data of the run.
 
         Raises:
@@ -149,16 +149,16 @@ class RunStore:
                 f"the run was created by an earlier version, or killed before its search; start a "
                 f"new run"
             )
-        entries = self.measurements()
+        entries = self.read_measurements()
         stored = {key: entries[key] for key in (TIMES, ELEMENTS, LAYER_ERRORS) if entries.get(key)}
-        with file_context(self.name, HistoryError):
+        with prefix_file_errors(self.name, HistoryError):
             measured = ProbeMeasurements.from_dict({**stored, "output_nsr": output_nsr_in(entries)})
         return RunRecord(
             setup,
             self.name,
             self.baseline,
             self.observations or Observations(),
-            tuple(self.trials()),
+            tuple(self.read_trials()),
             measured,
             self._read_attribute(ENDING, RunEnd.from_dict),
         )
@@ -211,7 +211,7 @@ class RunStore:
         for trial in storage.get_all_trials(self._run_id, deepcopy=False, states=states):
             number = trial.number
             trial_id = storage.get_trial_id_from_study_id_trial_number(self._run_id, number)
-            _end_trial(storage, trial_id, accuracy_in(trial.user_attrs, number))
+            _end_trial(storage, trial_id, read_trial_accuracy(trial.user_attrs, number))
 
     def _write_or_degrade(self, write: Callable[[RDBStorage], Any]) -> Any:
         """Write to the storage unless it was given up; return the result."""
@@ -251,7 +251,7 @@ def _parse_trial(stored: object, origin: str) -> Trial:
     return parse_json(stored, Trial.from_dict, origin, HistoryError)
 
 
-def accuracy_in(attributes: Mapping[str, Any], number: int) -> float | None:
+def read_trial_accuracy(attributes: Mapping[str, Any], number: int) -> float | None:
     """Return the accuracy in the attributes of a trial; None if no result was stored."""
     stored = attributes.get(TRIAL)
     return None if stored is None else _parse_trial(stored, f"trial {number}").accuracy
@@ -260,7 +260,7 @@ def accuracy_in(attributes: Mapping[str, Any], number: int) -> float | None:
 HISTORY_FILE = "history.db"
 
 
-def storage_url(workspace: str | Path, storage: str | None = None) -> str:
+def get_storage_url(workspace: str | Path, storage: str | None = None) -> str:
     """Return the Optuna storage URL of a workspace: `storage`, or a SQLite file in its folder."""
     if storage is not None:
         if not isinstance(storage, str):
@@ -304,19 +304,19 @@ class History(RunStore):
     def __init__(
         self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
     ) -> None:
-        with _opening(url):
+        with _translate_database_errors(url):
             storage = open_storage(url)
             if resume:
                 name, self._lease = lease_run(storage, fingerprint, url)
             else:
-                name, self._lease = new_run(storage, fingerprint, higher_is_better)
+                name, self._lease = create_run(storage, fingerprint, higher_is_better)
             super().__init__(storage, str(name))
             if resume:
                 self.close_killed_trials()
         # Weak, so that a discarded history releases its lease at once.
         history = weakref.proxy(self)
         self.cache = RunCache(
-            self.measurements(),
+            self.read_measurements(),
             lambda key, value: history.set_attribute(MEASURED + key, value),
             self.name,
         )
@@ -332,46 +332,46 @@ class History(RunStore):
         self._lease.release()
         close_storage(self._storage)
 
-    def begin(self, setup: RunStart) -> None:
+    def begin_run(self, setup: RunStart) -> None:
         """Store the description of the run, and delete a previous ending."""
         self.set_packed(SETUP, setup_to_dict(setup))
         if self.has_ended:
             self.set_attribute(ENDING, None)
 
-    def end(self, ending: RunEnd) -> None:
+    def end_run(self, ending: RunEnd) -> None:
         """Store the ending of the run."""
         self.set_packed(ENDING, ending.to_dict())
 
-    def start(self) -> int:
+    def begin_trial(self) -> int:
         """Open a trial and return its number.
 
         Raises:
             RunInUseError: another process has taken over the run.
         """
-        self._lease.check()
+        self._lease.check_ownership()
         return self.open_trial()
 
-    def keep(self, trial: Trial) -> None:
+    def keep_trial(self, trial: Trial) -> None:
         """Store an open trial, so that a resumed run has it among its trials."""
         self.set_trial_attributes(trial.number, {TRIAL: json.dumps(trial.to_dict())})
 
-    def finish(self, trial: Trial) -> None:
+    def finish_trial(self, trial: Trial) -> None:
         """Store and close a trial; afterwards, no crash loses it."""
-        self.keep(trial)
-        self.set_trial_attributes(trial.number, _dashboard_attributes(trial))
+        self.keep_trial(trial)
+        self.set_trial_attributes(trial.number, _make_dashboard_attributes(trial))
         value = None if trial.outcome is Outcome.FAILED else trial.accuracy
         self.close_trial(trial.number, value, pruned=trial.outcome is Outcome.PRUNED)
 
-    def abandon(self, number: int, plan: PrecisionPlan, error: str) -> None:
+    def abandon_trial(self, number: int, plan: PrecisionPlan, error: str) -> None:
         """Close a trial that was interrupted from outside.
 
-        A resumed run tries the plan again, unless `keep` stored its result.
+        A resumed run tries the plan again, unless `keep_trial` stored its result.
         """
         self.set_trial_attributes(number, {"error": error, "plan": json.dumps(plan.to_dict())})
-        self.close_trial(number, accuracy_in(self._trials[number], number))
+        self.close_trial(number, read_trial_accuracy(self._trials[number], number))
 
 
-def _dashboard_attributes(trial: Trial) -> dict[str, Any]:
+def _make_dashboard_attributes(trial: Trial) -> dict[str, Any]:
     """Return the trial attributes displayed in a dashboard; each costs a transaction."""
     attributes = {
         "outcome": trial.outcome.value,
@@ -385,14 +385,14 @@ def _dashboard_attributes(trial: Trial) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[RuntimeFigures, ...]:
+def read_compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[RuntimeFigures, ...]:
     """Return the figures of the runtimes that the run to be resumed compared, if any.
 
     Raises:
         HistoryError: the storage cannot be opened or read.
     """
-    with _opening(url), _opened_storage(url) as storage:
-        name = latest_run(storage, fingerprint)
+    with _translate_database_errors(url), _open_storage_context(url) as storage:
+        name = find_latest_run(storage, fingerprint)
         return () if name is None else RunStore(storage, str(name)).runtimes
 
 
@@ -408,17 +408,17 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         HistoryError: no run matches, several runs match, or the storage cannot be opened or
             read.
     """
-    with _opening(url):
+    with _translate_database_errors(url):
         require_file(url)
-        with _opened_storage(url) as storage:
+        with _open_storage_context(url) as storage:
             names = run_names(storage)
-            while not has_study(storage, name := chosen_run(names, number, model, url)):
+            while not has_study(storage, name := choose_stored_run(names, number, model, url)):
                 names.remove(name)
-            return RunStore(storage, str(name)).record()
+            return RunStore(storage, str(name)).read_record()
 
 
 @contextmanager
-def _opened_storage(url: str) -> Iterator[RDBStorage]:
+def _open_storage_context(url: str) -> Iterator[RDBStorage]:
     storage = open_storage(url)
     try:
         yield storage
@@ -427,9 +427,9 @@ def _opened_storage(url: str) -> Iterator[RDBStorage]:
 
 
 @contextmanager
-def _opening(url: str) -> Iterator[None]:
+def _translate_database_errors(url: str) -> Iterator[None]:
     """Report any exception of SQLAlchemy or a database driver as a HistoryError."""
-    with quiet_optuna():
+    with silence_optuna_log():
         try:
             yield
         except HistoryError:

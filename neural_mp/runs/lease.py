@@ -83,13 +83,13 @@ class RunRow:
     engine: Engine
     name: str
 
-    def insert(self, fingerprint: Mapping[str, str], lease: str) -> None:
+    def insert_row(self, fingerprint: Mapping[str, str], lease: str) -> None:
         """Insert the row of a new run."""
         row = {"name": self.name, "fingerprint": json.dumps(dict(fingerprint)), "lease": lease}
         with self.engine.begin() as connection:
             connection.execute(_build_run_table().insert().values(row))
 
-    def lease(self) -> str | None:
+    def read_lease(self) -> str | None:
         """Return the lease; None if the run is free."""
         import sqlalchemy as sql
 
@@ -125,12 +125,12 @@ class _LeaseOwner(JsonFields):
     beats: int = 0
 
     @classmethod
-    def new(cls) -> _LeaseOwner:
+    def of_this_process(cls) -> _LeaseOwner:
         since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return cls(ProcessIdentity.current(), since, uuid.uuid4().hex)
+        return cls(ProcessIdentity.of_this_process(), since, uuid.uuid4().hex)
 
     @classmethod
-    def parse(cls, text: str) -> _LeaseOwner:
+    def from_text(cls, text: str) -> _LeaseOwner:
         """Parse a stored lease; a damaged lease has an owner that is not alive."""
         try:
             return cls.from_dict(json.loads(text))
@@ -138,7 +138,7 @@ class _LeaseOwner(JsonFields):
             return cls(ProcessIdentity("", "", 0, 0.0), "", "")
 
     @property
-    def text(self) -> str:
+    def as_text(self) -> str:
         """The lease as stored in the row."""
         return json.dumps(self.to_dict())
 
@@ -169,15 +169,15 @@ class RunLease:
         self, engine: Engine, name: str, fingerprint: Mapping[str, str] | None = None
     ) -> None:
         self._heartbeat = _Heartbeat(RunRow(engine, name), fingerprint)
-        self.release = weakref.finalize(self, self._heartbeat.end)
+        self.release = weakref.finalize(self, self._heartbeat.stop_beating)
 
-    def check(self) -> None:
+    def check_ownership(self) -> None:
         """Check that no other process has taken over the lease.
 
         Raises:
             RunInUseError: another process has, since heartbeats were missing for too long.
         """
-        self._heartbeat.check()
+        self._heartbeat.check_ownership()
 
 
 class _Heartbeat:
@@ -185,16 +185,16 @@ class _Heartbeat:
 
     def __init__(self, row: RunRow, fingerprint: Mapping[str, str] | None) -> None:
         self._row = row
-        self._owner = _LeaseOwner.new()
+        self._owner = _LeaseOwner.of_this_process()
         self._ended, self._lost = threading.Event(), False
-        # Reentrant: garbage collection may call `end` in a thread that holds the lock.
+        # Reentrant: garbage collection may call `stop_beating` in a thread that holds the lock.
         self._writing = threading.RLock()
         _held.add(self._owner.token)
         try:
             if fingerprint is None:
                 self._acquire_lease()
             else:
-                row.insert(fingerprint, self._owner.text)
+                row.insert_row(fingerprint, self._owner.as_text)
         except BaseException:
             _held.discard(self._owner.token)
             raise
@@ -203,10 +203,10 @@ class _Heartbeat:
 
     def _acquire_lease(self) -> None:
         for _ in range(_ATTEMPTS):
-            lease = self._row.lease()
+            lease = self._row.read_lease()
             if lease is not None:
                 self._check_dead(lease)
-            if self._row.replace_lease(lease, self._owner.text):
+            if self._row.replace_lease(lease, self._owner.as_text):
                 return  # otherwise another process was faster: check that process, too
         raise HistoryError(
             f"the lease of run {self._row.name!r} cannot be acquired: its row in the table "
@@ -214,7 +214,7 @@ class _Heartbeat:
         )
 
     def _check_dead(self, lease: str) -> None:
-        holder = _LeaseOwner.parse(lease)
+        holder = _LeaseOwner.from_text(lease)
         alive = holder.is_alive
         if alive is None:
             logger.warning(
@@ -232,7 +232,7 @@ class _Heartbeat:
         until = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while time.monotonic() < until:
             time.sleep(_CHECK_SECONDS)
-            if self._row.lease() != lease:
+            if self._row.read_lease() != lease:
                 return True
         return False
 
@@ -251,7 +251,7 @@ class _Heartbeat:
     def _renew_lease(self) -> None:
         renewed = replace(self._owner, beats=self._owner.beats + 1)
         try:
-            owned = self._row.replace_lease(self._owner.text, renewed.text)
+            owned = self._row.replace_lease(self._owner.as_text, renewed.as_text)
         except Exception:
             # Any database error: transient, or the run itself will report it.
             logger.debug("run %r: heartbeat failed", self._row.name, exc_info=True)
@@ -262,11 +262,11 @@ class _Heartbeat:
             self._lost = True
             self._ended.set()
 
-    def check(self) -> None:
+    def check_ownership(self) -> None:
         if not self._lost:
             return
         try:
-            lease = self._row.lease()
+            lease = self._row.read_lease()
         except Exception as error:
             # Any database error.
             raise HistoryError(
@@ -274,15 +274,15 @@ class _Heartbeat:
             ) from error
         if lease is None:
             raise HistoryError(f"run {self._row.name!r} was deleted from its storage; {_OWN_RUN}")
-        raise self._in_use(_LeaseOwner.parse(lease))
+        raise self._in_use(_LeaseOwner.from_text(lease))
 
-    def end(self) -> None:
+    def stop_beating(self) -> None:
         if self._owner.process.pid != os.getpid():
             return  # a fork of the owner
         with self._writing:
             self._ended.set()
             try:
-                self._row.replace_lease(self._owner.text, None)
+                self._row.replace_lease(self._owner.as_text, None)
             except Exception:
                 # Any database error: the lease ends with the process.
                 logger.debug("run %r: release failed", self._row.name, exc_info=True)

@@ -13,25 +13,25 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
-from neural_mp.io.readers import file_context, read_json
+from neural_mp.io.readers import prefix_file_errors, read_json
 from neural_mp.runs.report import ProbeMeasurements, RunEnd, RunRecord, RunStart
 from neural_mp.space import Capability
-from neural_mp.util.json_fields import field_validators, to_plain
+from neural_mp.util.json_fields import build_field_validators, to_plain
 from neural_mp.util.validators import (
     InvalidValueError,
     boolean,
-    checked,
     enum_of,
     finite,
     finite_numbers,
     integer_between,
+    keep_original_value,
     list_of,
     mapping_of,
     non_negative_float,
     non_negative_integer,
     number,
     optional,
-    preview,
+    preview_value,
     record,
     string,
     validate_at,
@@ -103,7 +103,9 @@ def _check_names_in_graph(setup: RunStart) -> RunStart:
     for key, (names, expected) in named.items():
         for name in names:
             if name not in expected:
-                raise InvalidValueError(f"{key}: expected the name of an op, found {preview(name)}")
+                raise InvalidValueError(
+                    f"{key}: expected the name of an op, found {preview_value(name)}"
+                )
     return setup
 
 
@@ -125,7 +127,7 @@ _KERNELS = record(
     {"runs in": list_of(enum_of(Precision))},
     {"emulated": list_of(enum_of(Precision)), "why not": mapping_of(non_negative_integer)},
 )
-_REQUIRED, _EXTRA = field_validators(RunStart, without=("graph", "capabilities"))
+_REQUIRED, _EXTRA = build_field_validators(RunStart, without=("graph", "capabilities"))
 _SETUP = record(
     {
         **_REQUIRED,
@@ -155,7 +157,7 @@ def record_from_dict(data: object) -> RunRecord:
     Raises:
         HistoryError: the data does not match the schema.
     """
-    with file_context("the record of a run", HistoryError):
+    with prefix_file_errors("the record of a run", HistoryError):
         return _parse_record(data)
 
 
@@ -169,11 +171,11 @@ def _parse_record(data: object) -> RunRecord:
 _MAX_BINS = 256
 #: FP32 on the user's data, for `RunRecord.baseline` and the history.
 BASELINE_FIGURES = record(
-    {"accuracy": checked(finite)},
+    {"accuracy": keep_original_value(finite)},
     {
         "seconds": non_negative_float,
         "cpu_seconds": non_negative_float,
-        "target": optional(checked(finite)),
+        "target": optional(keep_original_value(finite)),
         "metrics": mapping_of(number),
         "every": boolean,
         "contents": record(
@@ -188,7 +190,7 @@ BASELINE_FIGURES = record(
         "passes": integer_between(2),
     },
 )
-_, _MEASURED = field_validators(ProbeMeasurements)
+_, _MEASURED = build_field_validators(ProbeMeasurements)
 _RECORD = record(
     {
         "setup": setup_from_dict,

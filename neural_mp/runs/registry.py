@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import parse_json
-from neural_mp.runs.fingerprint import differences
+from neural_mp.runs.fingerprint import list_differences
 from neural_mp.runs.lease import RunLease, create_run_table, run_rows
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.validators import mapping_of, string
@@ -60,7 +60,7 @@ class RunName:
         return f"{self.model}/tuning-{self.number:04d}"
 
 
-def model_digest(fingerprint: Mapping[str, str]) -> str:
+def compute_model_digest(fingerprint: Mapping[str, str]) -> str:
     """Return the digest of a run's model, used in the names of its runs."""
     model = fingerprint.get("model", "")
     if not re.fullmatch(rf"[0-9a-f]{{{_DIGEST_CHARS},}}", model):
@@ -189,7 +189,9 @@ def _runs_with_fingerprints(
     ]
 
 
-def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, url: str) -> RunName:
+def choose_stored_run(
+    runs: Sequence[RunName], number: int | None, model: str | None, url: str
+) -> RunName:
     """Return the run that a user selected of all runs, latest last.
 
     `model` is the prefix of a digest; without a number, the latest of the matching runs is chosen.
@@ -238,7 +240,7 @@ def has_study(storage: RDBStorage, name: RunName) -> bool:
     return True
 
 
-def new_run(
+def create_run(
     storage: RDBStorage, fingerprint: Mapping[str, str], higher_is_better: bool
 ) -> tuple[RunName, RunLease]:
     """Create a run and return its name and lease.
@@ -249,7 +251,7 @@ def new_run(
 
     directions = optuna.study.StudyDirection
     direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
-    model = model_digest(fingerprint)
+    model = compute_model_digest(fingerprint)
     number = max((name.number for name in run_names(storage, model)), default=0)
     while True:
         number += 1
@@ -270,16 +272,18 @@ def lease_run(
         HistoryError: no run matches; the message compares with the latest run.
         RunInUseError: another process writes to the run.
     """
-    name = latest_run(storage, fingerprint)
+    name = find_latest_run(storage, fingerprint)
     if name is None:
         raise _nothing_to_resume(storage, fingerprint, url)
     return name, RunLease(storage.engine, str(name))
 
 
-def latest_run(storage: RDBStorage, fingerprint: Mapping[str, str]) -> RunName | None:
+def find_latest_run(storage: RDBStorage, fingerprint: Mapping[str, str]) -> RunName | None:
     """Return the latest run with the same fingerprint; None if there is none."""
-    for name, previous in reversed(_runs_with_fingerprints(storage, model_digest(fingerprint))):
-        if not differences(previous, fingerprint) and has_study(storage, name):
+    for name, previous in reversed(
+        _runs_with_fingerprints(storage, compute_model_digest(fingerprint))
+    ):
+        if not list_differences(previous, fingerprint) and has_study(storage, name):
             return name
     return None
 
@@ -293,7 +297,7 @@ def _nothing_to_resume(
     if not runs:
         return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
     name, previous = (of_model or runs)[-1]
-    changed = differences(previous, fingerprint)
+    changed = list_differences(previous, fingerprint)
     if not changed:
         return HistoryError(
             f"cannot resume: the trials of {str(name)!r} were deleted; start a new run without "

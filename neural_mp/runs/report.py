@@ -14,7 +14,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan, parse_plan
-from neural_mp.core.precision import Precision, precision_name
+from neural_mp.core.precision import Precision, format_precision_name
 from neural_mp.core.quantization_flow import (
     QuantizationFlow,
     QuantizedTensor,
@@ -24,8 +24,8 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Capability, Reason
 from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.text import Printed, counted, displays
-from neural_mp.util.validators import invalid, mapping_of, number, validate_at
+from neural_mp.util.text import Printed, format_count, load_displays
+from neural_mp.util.validators import invalid_value_error, mapping_of, number, validate_at
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -119,7 +119,7 @@ class AcceleratorFigures(JsonFields):
     sqnr_db: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     @property
-    def words(self) -> str:
+    def shares_text(self) -> str:
         """The shares of the multiplications, largest first, as text."""
         ordered = sorted(self.shares.items(), key=lambda item: -item[1])
         return ", ".join(f"{share:.0%} of MACs in {word}" for word, share in ordered) or "no MACs"
@@ -157,7 +157,7 @@ class StageNoise(JsonFields):
     samples: Count
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def measured_stages(self) -> tuple[Stage, ...]:
         """The stages that were measured, in order."""
         return tuple(stage for stage in Stage if stage.value in self.outputs)
 
@@ -260,7 +260,7 @@ class Report(Printed, JsonFields):
         totals = {p: sum(by.get(p.value, 0) for by in counts) for p in lowered}
         return tuple(
             f"Converted {low}/{nodes} nodes to {_LONG[precision]} using "
-            f"{counted(self.casts, 'cast')}"
+            f"{format_count(self.casts, 'cast')}"
             for precision, low in totals.items()
             if low
         )
@@ -268,7 +268,7 @@ class Report(Printed, JsonFields):
     @property
     def source_name(self) -> str:
         """The precision of the given model as a name, such as `FP32` or `FP16`."""
-        return precision_name(self.source_precisions)
+        return format_precision_name(self.source_precisions)
 
     @property
     def only_slower(self) -> bool:
@@ -301,7 +301,7 @@ class Report(Printed, JsonFields):
         Raises:
             NeuralMPError: the report has no record, or the file cannot be written.
         """
-        displays().save_page(self, path)
+        load_displays().save_page(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts, without the record."""
@@ -395,7 +395,7 @@ class RunStart:
     versions: Mapping[str, str] = field(default_factory=dict)
     runtimes: tuple[RuntimeFigures, ...] = ()
 
-    def followed(self, plan: PrecisionPlan) -> QuantizationFlow:
+    def follow_plan(self, plan: PrecisionPlan) -> QuantizationFlow:
         """Return the effective precision of every op under a resolved plan, and the INT8 flow."""
         return propagate_quantization(self.graph, plan.precisions, plan.internally_quantized)
 
@@ -457,7 +457,7 @@ def _parse_predicted_times(value: object) -> dict[int, float]:
     times = mapping_of(number)(value)
     wrong = next((key for key in times if not (key.isdecimal() and len(key) < 10)), None)
     if wrong is not None:
-        raise invalid("the number of a trial", wrong)
+        raise invalid_value_error("the number of a trial", wrong)
     return {int(key): time for key, time in times.items()}
 
 

@@ -16,7 +16,7 @@ from neural_mp.space import TuningSpace
 _MIN_NSR_REDUCTION = 0.5
 
 
-def best_corrections(observations: Observations) -> dict[str, str]:
+def choose_best_corrections(observations: Observations) -> dict[str, str]:
     """Return tensor → the correction with the least NSR, if its noise is at least halved."""
     corrections = {}
     for tensor, noise in observations.corrected_nsr.items():
@@ -53,7 +53,7 @@ class Int8Settings:
     bias_correction: bool = False
     learned: frozenset[str] = frozenset()
 
-    def applied(self, plan: PrecisionPlan, space: TuningSpace) -> PrecisionPlan:
+    def apply_to_plan(self, plan: PrecisionPlan, space: TuningSpace) -> PrecisionPlan:
         """Return a plan with these settings, as far as the ops support them."""
         return plan.replacing(
             {
@@ -91,13 +91,17 @@ def without_reconstruction(
     )
 
 
-def corrected_nsr(observations: Observations, corrections: Mapping[str, str]) -> dict[str, float]:
+def apply_correction_nsr(
+    observations: Observations, corrections: Mapping[str, str]
+) -> dict[str, float]:
     """Return tensor → its NSR after the given corrections."""
     corrected = {tensor: observations.corrected_nsr[tensor][c] for tensor, c in corrections.items()}
     return {**observations.nsr, **corrected}
 
 
-def rescale_estimates(noise: Mapping[str, float], exact: Mapping[str, float]) -> dict[str, float]:
+def rescale_noise_estimates(
+    noise: Mapping[str, float], exact: Mapping[str, float]
+) -> dict[str, float]:
     """Rescale the noise estimates of all tensors to the exact measurements of a few.
 
     The units differ: estimates are the noise of single tensors, measurements the resulting noise at

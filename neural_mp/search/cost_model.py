@@ -66,9 +66,9 @@ class CostInputs:
     values: Mapping[str, float] = field(default_factory=dict)
     in_place: bool = False
 
-    def fractions(self, ops: Sequence[str]) -> dict[str, tuple[float, float]]:
+    def op_fractions(self, ops: Sequence[str]) -> dict[str, tuple[float, float]]:
         """Return op → its fractions of the FP32 time and of all weights; equal ones if unknown."""
-        times = _normalize_amounts(self.seconds(ops))
+        times = _normalize_amounts(self.op_seconds(ops))
         sizes = [self.weights.get(op, 0) for op in ops]
         whole = sum(sizes)
         weights = [size / whole if whole else 1 / len(ops) for size in sizes]
@@ -80,7 +80,10 @@ class CostInputs:
         Empty if latency is not the only objective. Without times, these are all weight-only ops of
         a plan whose other INT8 ops have more weights: tables, which INT8 hardly speeds up.
         """
-        bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
+        bytes_of_all, seconds_of_all = (
+            sum(self.weights.values()),
+            sum(self.op_seconds(self.times.ops)),
+        )
         if not is_latency_only(self.objectives) or not bytes_of_all:
             return frozenset()
         weight_only = [op for op, c in plan.items() if c.approach is Approach.WEIGHT_ONLY]
@@ -91,13 +94,13 @@ class CostInputs:
             )
             return frozenset(weight_only if 2 * size_only < all_int8 else ())
         unjustified: set[str] = set()
-        for op, seconds in zip(weight_only, self.seconds(weight_only), strict=True):
+        for op, seconds in zip(weight_only, self.op_seconds(weight_only), strict=True):
             saved = seconds * (1 - self.time_ratio(op, Precision.INT8, False)) / seconds_of_all
             if saved - _SIZE_WEIGHT * self.weights.get(op, 0) / bytes_of_all <= 0:
                 unjustified.add(op)
         return frozenset(unjustified)
 
-    def seconds(self, ops: Iterable[str]) -> list[float]:
+    def op_seconds(self, ops: Iterable[str]) -> list[float]:
         """Return the FP32 seconds of each op; 0 if not measured."""
         return [self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops]
 
@@ -138,22 +141,22 @@ class CostModel:
     assignment: Assignment
 
     @cached_property
-    def cut(self) -> CutSolver:
+    def cut_solver(self) -> CutSolver:
         """The solver of the assignment problem."""
         return CutSolver(self.assignment)
 
-    def cost(self, plan: PrecisionPlan) -> Cost:
+    def plan_cost(self, plan: PrecisionPlan) -> Cost:
         """Return the costs of a plan; ops missing in the plan count as FP32."""
         chosen = plan.precisions
-        return self.assignment.cost(
+        return self.assignment.evaluate_cost(
             {op: self.levels.index(chosen.get(op, Precision.FP32)) for op in self.space.tunable_ops}
         )
 
-    def best_plan(self, weight: float) -> PrecisionPlan:
+    def find_best_plan(self, weight: float) -> PrecisionPlan:
         """Return the plan with the least time + weight · degradation."""
-        return self.plan(self.cut.best(weight))
+        return self.build_plan(self.cut_solver.find_best_levels(weight))
 
-    def plan(self, levels: Mapping[Node, int]) -> PrecisionPlan:
+    def build_plan(self, levels: Mapping[Node, int]) -> PrecisionPlan:
         """Return the plan of an assignment.
 
         Ops that can only follow their neighbours into their 16-bit precision are left out.
@@ -164,7 +167,7 @@ class CostModel:
         return PrecisionPlan({op: config for op, config in chosen.items() if config is not None})
 
 
-def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
+def build_cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     """Build the cost model of a space.
 
     Times are fractions of the FP32 time of the whole model; sizes likewise, if size is an
@@ -175,9 +178,11 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     present, order = {*space.usable_precisions, Precision.FP32}, list(Precision)
     # INT8 is the lowest level, as only INT8 quantizes inputs, which conversions are paid for.
     levels = tuple(sorted(present, key=lambda p: (p is not Precision.INT8, p.bits, order.index(p))))
-    fractions = figures.fractions(space.tunable_ops)
+    fractions = figures.op_fractions(space.tunable_ops)
     costs: dict[Node, tuple[Cost, ...]] = {
-        op: tuple(_op_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
+        op: tuple(
+            _estimate_op_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels
+        )
         for op in space.tunable_ops
     }
     shared: Iterable[SharedCost] = ()
@@ -186,7 +191,7 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
 
 
-def _op_cost(
+def _estimate_op_cost(
     capability: Capability,
     op: str,
     precision: Precision,
@@ -221,17 +226,17 @@ def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[
 
 def _cost_per_conversion(space: TuningSpace, figures: CostInputs) -> Callable[[str], float]:
     importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
-    whole = sum(figures.seconds(space.tunable_ops))
+    whole = sum(figures.op_seconds(space.tunable_ops))
     if times.conversion is None or whole <= 0:
         estimate = importance * _CONVERSION / max(len(space.tunable_ops), 1)
         return lambda tensor: estimate
     least, per_element, measured = times.conversion, times.per_element, times.conversions
 
-    def tensor_cost(name: str) -> float:
+    def estimate_tensor_cost(name: str) -> float:
         estimate = least + per_element * figures.values.get(name, 0.0)
         return importance * measured.get(name, estimate) / whole
 
-    return tensor_cost
+    return estimate_tensor_cost
 
 
 def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:
@@ -240,7 +245,7 @@ def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCo
     Left alone in FP32, either takes about as long as that kernel.
     """
     importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
-    whole = sum(figures.seconds(space.tunable_ops))
+    whole = sum(figures.op_seconds(space.tunable_ops))
     for op in filter(times.runs_within_another, space.tunable_ops):
         adjacent = (*space.graph.consumer_names(op), *space.graph[op].inputs)
         timed = (name for name in adjacent if Precision.FP32 in times.ops.get(name, {}))
@@ -251,16 +256,16 @@ def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCo
                 yield SharedCost(cost, 1, (first,), and_not=second)
 
 
-def predicted_time(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:
+def predict_plan_time(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:
     """Predict the time of a plan's model from single-op times, as a fraction of FP32's.
 
     Ops that are not tunable count with their FP32 time. None if times are unknown.
     """
-    whole, tunable = figures.times.whole, sum(figures.seconds(space.tunable_ops))
+    whole, tunable = figures.times.whole, sum(figures.op_seconds(space.tunable_ops))
     if not whole or not tunable:
         return None
     in_place = replace(figures, objectives={Objective.PERFORMANCE: 1.0}, in_place=True)
-    time, _ = cost_model(space, in_place).cost(plan)
+    time, _ = build_cost_model(space, in_place).plan_cost(plan)
     return 1 - (1 - time) * min(1.0, tunable / whole)
 
 

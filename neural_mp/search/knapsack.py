@@ -34,12 +34,12 @@ class Step:
     after: Form
 
     @property
-    def cost(self) -> float:
+    def added_cost(self) -> float:
         """Additional cost."""
         return self.after.cost - self.before.cost
 
     @property
-    def gain(self) -> float:
+    def noise_reduction(self) -> float:
         """Reduction of noise."""
         return self.before.noise - self.after.noise
 
@@ -74,7 +74,7 @@ class Knapsack:
     steps: tuple[Step, ...]
 
     @classmethod
-    def of(cls, forms: Mapping[str, Iterable[Form]]) -> Knapsack:
+    def from_forms(cls, forms: Mapping[str, Iterable[Form]]) -> Knapsack:
         """Return the knapsack of op → its forms."""
         hulls = {op: _lower_hull(points) for op, points in forms.items()}
         first = {op: points[0] for op, points in hulls.items() if points}
@@ -86,7 +86,7 @@ class Knapsack:
         steps = (Step(op, *pair) for op, points in hulls.items() for pair in pairwise(points))
         return cls(start, tuple(sorted(steps, key=lambda step: step.slope, reverse=True)))
 
-    def cheapest(self, noise: float) -> Filling:
+    def find_cheapest_filling(self, noise: float) -> Filling:
         """Return a filling with at most this noise, of the least cost that greedy searches find.
 
         As long as a search without one of the steps is cheaper, that step is left out, up to
@@ -94,7 +94,7 @@ class Knapsack:
         """
         best, banned = self._fill_greedily(noise, frozenset()), frozenset[Step]()
         for _ in range(MAX_LEFT_OUT):
-            largest = sorted(best[1], key=lambda step: step.cost)[-_LEFT_OUT:]
+            largest = sorted(best[1], key=lambda step: step.added_cost)[-_LEFT_OUT:]
             alternatives = [(self._fill_greedily(noise, banned | {step}), step) for step in largest]
             cheapest = min(alternatives, key=lambda entry: entry[0][0].cost, default=None)
             if cheapest is None or cheapest[0][0].cost >= best[0].cost * (1 - _LEAST_SAVING):
@@ -116,16 +116,18 @@ class Knapsack:
                 continue
             reached[step.op] = step.after
             chosen.append(step)
-            remaining -= step.gain
-        for step in sorted(chosen, key=lambda step: step.cost, reverse=True):
-            if reached[step.op] is step.after and remaining + step.gain <= noise:
+            remaining -= step.noise_reduction
+        for step in sorted(chosen, key=lambda step: step.added_cost, reverse=True):
+            if reached[step.op] is step.after and remaining + step.noise_reduction <= noise:
                 reached[step.op] = step.before
                 chosen.remove(step)
-                remaining += step.gain
-        cost = self.start.cost + sum(step.cost for step in chosen) if remaining <= noise else inf
+                remaining += step.noise_reduction
+        cost = (
+            self.start.cost + sum(step.added_cost for step in chosen) if remaining <= noise else inf
+        )
         return Filling({**self.start.forms, **reached}, cost, max(remaining, 0.0)), chosen
 
-    def most_accurate(self, cost: float) -> Filling | None:
+    def find_most_accurate(self, cost: float) -> Filling | None:
         """Return a filling of at most this cost with little noise: steps in order, where they fit.
 
         None if the cheapest filling costs more.
@@ -135,9 +137,9 @@ class Knapsack:
             return None
         reached = dict(self.start.forms)
         for step in self.steps:
-            if reached[step.op] is step.before and spent + step.cost <= cost:
+            if reached[step.op] is step.before and spent + step.added_cost <= cost:
                 reached[step.op] = step.after
-                spent, remaining = spent + step.cost, remaining - step.gain
+                spent, remaining = spent + step.added_cost, remaining - step.noise_reduction
         return Filling(reached, spent, max(remaining, 0.0))
 
 

@@ -52,7 +52,7 @@ class SharedCost:
     below: bool = True
     and_not: Node | None = None
 
-    def applies(self, levels: Mapping[Node, int]) -> bool:
+    def applies_to(self, levels: Mapping[Node, int]) -> bool:
         """Whether an assignment pays the cost."""
         matched = any((levels[node] < self.bound) is self.below for node in self.any_of)
         if self.and_not is None or not matched:
@@ -72,10 +72,10 @@ class Assignment:
     costs: Mapping[Node, tuple[Cost, ...]]
     shared: Sequence[SharedCost] = ()
 
-    def cost(self, levels: Mapping[Node, int]) -> Cost:
+    def evaluate_cost(self, levels: Mapping[Node, int]) -> Cost:
         """Return the time and the degradation of an assignment."""
         paid = [costs[levels[node]] for node, costs in self.costs.items()]
-        paid += [item.cost for item in self.shared if item.applies(levels)]
+        paid += [item.cost for item in self.shared if item.applies_to(levels)]
         return sum(time for time, _ in paid), sum(degradation for _, degradation in paid)
 
 
@@ -112,7 +112,7 @@ class CutSolver:
         self.ends = np.asarray(self._edges, np.int32).reshape(-1, 2).T
         self.times, self.degradations = np.asarray(self._costs, float).reshape(-1, 2).T
 
-    def best(self, weight: float) -> dict[Node, int]:
+    def find_best_levels(self, weight: float) -> dict[Node, int]:
         """Return node → level with the least time + weight · degradation; ties: highest levels.
 
         With an infinite weight, the fastest of the assignments with the least degradation; with
@@ -121,7 +121,7 @@ class CutSolver:
         """
         if not self.bounds:
             return dict.fromkeys(self.nodes, 0)
-        low = self._find_source_side(self._costs_at(weight))
+        low = self._find_source_side(self._weigh_costs_at(weight))
         below = low[: len(self.nodes) * self.bounds].reshape(-1, self.bounds).sum(axis=1)
         return dict(zip(self.nodes, (self.bounds - below).tolist(), strict=True))
 
@@ -129,7 +129,7 @@ class CutSolver:
         self._edges.append((start, end))
         self._costs.append(cost)
 
-    def _variable_index(self, node: Node, bound: int) -> int:
+    def _get_variable_index(self, node: Node, bound: int) -> int:
         return self.index[node] * self.bounds + bound - 1
 
     def _add_node(self, index: int, costs: tuple[Cost, ...]) -> None:
@@ -147,13 +147,13 @@ class CutSolver:
         self.size += 1
         end = self.sink if item.below else self.source
         if item.and_not is not None:
-            end = self._variable_index(item.and_not, item.bound)
+            end = self._get_variable_index(item.and_not, item.bound)
         for node in item.any_of:
-            mine = self._variable_index(node, item.bound)
+            mine = self._get_variable_index(node, item.bound)
             self._add_edge(*((mine, extra) if item.below else (extra, mine)), _FORBIDDEN_COST)
         self._add_edge(*((extra, end) if item.below else (end, extra)), item.cost)
 
-    def _costs_at(self, weight: float) -> np.ndarray:
+    def _weigh_costs_at(self, weight: float) -> np.ndarray:
         costs = np.full(len(self.times), inf)
         finite = np.isfinite(self.times)
         times, degradations = self.times[finite], self.degradations[finite]

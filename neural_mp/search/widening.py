@@ -44,7 +44,7 @@ class WidthPlan:
     cost: float
 
 
-def widening_path(
+def trace_widening_path(
     choices: Mapping[str, Sequence[OpConfig]], figures: WidthFigures, cost_of: CostOf
 ) -> list[WidthPlan]:
     """Return the plans from the narrowest to all-float ones, in falling noise.
@@ -58,7 +58,7 @@ def widening_path(
         cost_of: the estimated cost of an op in a config.
     """
     search = _Widening(choices, figures, cost_of)
-    return list(search.plans())
+    return list(search.iterate_plans())
 
 
 def choose_algorithms(figures: WidthFigures) -> dict[str, CalibrationAlgorithm]:
@@ -71,7 +71,7 @@ def choose_algorithms(figures: WidthFigures) -> dict[str, CalibrationAlgorithm]:
         decided[tensor.ops[0]].append(tensor)
     chosen: dict[str, CalibrationAlgorithm] = {}
     for op, tensors in decided.items():
-        noise = {str(a): sum(t.by_algorithm(a) for t in tensors) for a in RANGE_ALGORITHMS}
+        noise = {str(a): sum(t.typical_noise_by(a) for t in tensors) for a in RANGE_ALGORITHMS}
         best = min(RANGE_ALGORITHMS, key=noise.__getitem__)
         if noise[best] < (1 - LEAST_FALL_RATIO) * noise[_DEFAULT]:
             chosen[op] = best
@@ -82,18 +82,18 @@ def with_algorithms(
     figures: WidthFigures, algorithms: Mapping[str, CalibrationAlgorithm]
 ) -> WidthFigures | None:
     """Return the noise of tensors under chosen algorithms; None if all noise falls too little."""
-    after = [t.by_algorithm(algorithms.get(t.ops[0], _DEFAULT)) for t in figures.tensors]
-    before = [tensor.by_algorithm(_DEFAULT) for tensor in figures.tensors]
+    after = [t.typical_noise_by(algorithms.get(t.ops[0], _DEFAULT)) for t in figures.tensors]
+    before = [tensor.typical_noise_by(_DEFAULT) for tensor in figures.tensors]
     if not sum(after) < (1 - LEAST_FALL_RATIO) * sum(before):
         return None
     tensors = tuple(
-        tensor.scaled(new / old) if old else tensor
+        tensor.scale_by(new / old) if old else tensor
         for tensor, new, old in zip(figures.tensors, after, before, strict=True)
     )
     return replace(figures, tensors=tensors)
 
 
-def calibrated(
+def with_best_calibration(
     configs: Mapping[str, OpConfig],
     figures: WidthFigures,
     algorithms: Mapping[str, CalibrationAlgorithm],
@@ -106,7 +106,7 @@ def calibrated(
     for tensor in figures.tensors:
         op, fewest = tensor.ops[0], min(map(int, tensor.noise))
         spec = configs[op].activation
-        is_narrow = any(_activation_bits(configs[name]) == fewest for name in tensor.ops)
+        is_narrow = any(_get_activation_bits(configs[name]) == fewest for name in tensor.ops)
         if op in algorithms and is_narrow and spec is not None:
             spec = replace(spec, algorithm=algorithms[op])
             result[op] = replace(configs[op], activation=spec)
@@ -128,25 +128,27 @@ class _Widening:
             for op in tensor.ops:
                 self.touched[op].append(tensor)
 
-    def plans(self) -> Iterator[WidthPlan]:
+    def iterate_plans(self) -> Iterator[WidthPlan]:
         """Yield the plans of the path."""
-        noise = sum(map(self._tensor_noise, self.figures.tensors))
-        noise += sum(self._weight_noise(op, 0) for op in self.choices)
-        plan = WidthPlan(self._configs(), noise, sum(self._cost(op, 0) for op in self.choices))
+        noise = sum(map(self._current_tensor_noise, self.figures.tensors))
+        noise += sum(self._weight_noise_at(op, 0) for op in self.choices)
+        plan = WidthPlan(
+            self._current_configs(), noise, sum(self._op_cost(op, 0) for op in self.choices)
+        )
         yield plan
         for takes_float in (False, True):
             self.takes_float, last = takes_float, plan
-            for plan in self._steps_from(last.noise, last.cost):
+            for plan in self._iterate_plans_from(last.noise, last.cost):
                 yield plan
 
-    def _steps_from(self, noise: float, cost: float) -> Iterator[WidthPlan]:
+    def _iterate_plans_from(self, noise: float, cost: float) -> Iterator[WidthPlan]:
         """Yield the plans of all steps that remove noise, from the current levels on."""
-        waiting = [step for step in self._steps() if step[0] < 0]
+        waiting = [step for step in self._iterate_steps() if step[0] < 0]
         heapq.heapify(waiting)
         while waiting:
             _, name, is_weight = heapq.heappop(waiting)
-            raised = self._raised(name, is_weight)
-            gain, price = self._effect(raised)
+            raised = self._raised_levels(name, is_weight)
+            gain, price = self._step_effect(raised)
             if gain <= 0 or not raised:
                 continue
             current = -gain / max(price, 1e-30)
@@ -155,108 +157,110 @@ class _Widening:
                 continue
             self.level.update(raised)
             noise, cost = noise - gain, cost + price
-            yield WidthPlan(self._configs(), max(noise, 0.0), cost)
-            following = self._ratio(name, is_weight)
+            yield WidthPlan(self._current_configs(), max(noise, 0.0), cost)
+            following = self._step_ratio(name, is_weight)
             if following < 0:
                 heapq.heappush(waiting, (following, name, is_weight))
 
-    def _configs(self) -> dict[str, OpConfig]:
+    def _current_configs(self) -> dict[str, OpConfig]:
         return {op: self.choices[op][level] for op, level in self.level.items()}
 
-    def _steps(self) -> Iterator[tuple[float, str, bool]]:
+    def _iterate_steps(self) -> Iterator[tuple[float, str, bool]]:
         """Yield the ratio and name of each step: of a tensor, or of the weight of an op."""
         for index in range(len(self.figures.tensors)):
-            yield self._ratio(str(index), False), str(index), False
+            yield self._step_ratio(str(index), False), str(index), False
         for op in self.choices:
             if self.figures.weights.get(op):
-                yield self._ratio(op, True), op, True
+                yield self._step_ratio(op, True), op, True
 
-    def _ratio(self, name: str, is_weight: bool) -> float:
+    def _step_ratio(self, name: str, is_weight: bool) -> float:
         """Return the negative noise removed per cost of a step; 0 for none."""
-        raised = self._raised(name, is_weight)
+        raised = self._raised_levels(name, is_weight)
         if not raised:
             return 0.0
-        gain, price = self._effect(raised)
+        gain, price = self._step_effect(raised)
         return -gain / max(price, 1e-30) if gain > 0 else 0.0
 
-    def _raised(self, name: str, is_weight: bool) -> dict[str, int]:
+    def _raised_levels(self, name: str, is_weight: bool) -> dict[str, int]:
         """Return op → level after a step."""
         if is_weight:
-            bits = _weight_bits(self.choices[name][self.level[name]])
-            level = self._first_level(name, lambda c: bits is not None and _wider_weight(c, bits))
+            bits = _get_weight_bits(self.choices[name][self.level[name]])
+            level = self._find_first_level(
+                name, lambda c: bits is not None and _wider_weight(c, bits)
+            )
             return {} if level is None else {name: level}
         tensor = self.figures.tensors[int(name)]
-        narrowest = self._narrowest(tensor.ops)
+        narrowest = self._narrowest_bits(tensor.ops)
         if narrowest is None:
             return {}
         raised: dict[str, int] = {}
         for op in tensor.ops:
-            if _activation_bits(self.choices[op][self.level[op]]) == narrowest:
-                level = self._first_level(op, lambda c: _wider_activation(c, narrowest))
+            if _get_activation_bits(self.choices[op][self.level[op]]) == narrowest:
+                level = self._find_first_level(op, lambda c: _wider_activation(c, narrowest))
                 if level is None:
                     return {}
                 raised[op] = level
         return raised
 
-    def _first_level(self, op: str, wider: Callable[[OpConfig], bool]) -> int | None:
-        takes_float = self.takes_float or not self._widens(op)
+    def _find_first_level(self, op: str, wider: Callable[[OpConfig], bool]) -> int | None:
+        takes_float = self.takes_float or not self._has_wider_integers(op)
         count = sum(takes_float or c.activation is not None for c in self.choices[op])
         levels = range(self.level[op] + 1, count)
         return next((level for level in levels if wider(self.choices[op][level])), None)
 
-    def _widens(self, op: str) -> bool:
+    def _has_wider_integers(self, op: str) -> bool:
         """Whether an op has integers of several widths, so that float is not the next one."""
-        bits = {_activation_bits(config) for config in self.choices[op]} - {None}
+        bits = {_get_activation_bits(config) for config in self.choices[op]} - {None}
         return len(bits) > 1
 
-    def _effect(self, raised: Mapping[str, int]) -> tuple[float, float]:
+    def _step_effect(self, raised: Mapping[str, int]) -> tuple[float, float]:
         """Return the noise removed by a step, and the cost added."""
         near = {id(t): t for op in raised for t in self.touched[op]}.values()
-        before = self._noise_of(raised, near)
-        price = -sum(self._cost(op, self.level[op]) for op in raised)
+        before = self._sum_noise_of(raised, near)
+        price = -sum(self._op_cost(op, self.level[op]) for op in raised)
         previous = {op: self.level[op] for op in raised}
         self.level.update(raised)
-        after = self._noise_of(raised, near)
-        price += sum(self._cost(op, self.level[op]) for op in raised)
+        after = self._sum_noise_of(raised, near)
+        price += sum(self._op_cost(op, self.level[op]) for op in raised)
         self.level.update(previous)
         return before - after, price
 
-    def _noise_of(self, ops: Iterable[str], tensors: Iterable[TensorNoise]) -> float:
-        return sum(map(self._tensor_noise, tensors)) + sum(
-            self._weight_noise(op, self.level[op]) for op in ops
+    def _sum_noise_of(self, ops: Iterable[str], tensors: Iterable[TensorNoise]) -> float:
+        return sum(map(self._current_tensor_noise, tensors)) + sum(
+            self._weight_noise_at(op, self.level[op]) for op in ops
         )
 
-    def _tensor_noise(self, tensor: TensorNoise) -> float:
-        narrowest = self._narrowest(tensor.ops)
-        return 0.0 if narrowest is None else tensor.at(narrowest)
+    def _current_tensor_noise(self, tensor: TensorNoise) -> float:
+        narrowest = self._narrowest_bits(tensor.ops)
+        return 0.0 if narrowest is None else tensor.noise_at_bits(narrowest)
 
-    def _narrowest(self, ops: Iterable[str]) -> int | None:
+    def _narrowest_bits(self, ops: Iterable[str]) -> int | None:
         """Return the fewest bits in which ops write or read a tensor; None if all are in float."""
-        bits = (_activation_bits(self.choices[op][self.level[op]]) for op in ops)
+        bits = (_get_activation_bits(self.choices[op][self.level[op]]) for op in ops)
         return min((b for b in bits if b is not None), default=None)
 
-    def _weight_noise(self, op: str, level: int) -> float:
-        return self.figures.weight_noise(op, _weight_bits(self.choices[op][level]))
+    def _weight_noise_at(self, op: str, level: int) -> float:
+        return self.figures.weight_noise(op, _get_weight_bits(self.choices[op][level]))
 
-    def _cost(self, op: str, level: int) -> float:
+    def _op_cost(self, op: str, level: int) -> float:
         return self.cost_of(op, self.choices[op][level])
 
 
-def _activation_bits(config: OpConfig) -> int | None:
+def _get_activation_bits(config: OpConfig) -> int | None:
     return None if config.activation is None else config.activation.dtype.bits
 
 
-def _weight_bits(config: OpConfig) -> int | None:
+def _get_weight_bits(config: OpConfig) -> int | None:
     return None if config.weight is None else config.weight.dtype.bits
 
 
 def _wider_weight(config: OpConfig, bits: int) -> bool:
     """Whether the weight of a config has more bits, or is float."""
-    own = _weight_bits(config)
+    own = _get_weight_bits(config)
     return own is None or own > bits
 
 
 def _wider_activation(config: OpConfig, bits: int) -> bool:
     """Whether the activations of a config have more bits, or are float."""
-    own = _activation_bits(config)
+    own = _get_activation_bits(config)
     return own is None or own > bits

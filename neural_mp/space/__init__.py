@@ -1,7 +1,7 @@
 """The tuning space: supported configurations of every op, user constraints, resolution of plans."""
 
 from neural_mp.space.activation_memory import peak_activation_bytes
-from neural_mp.space.calibrated_space import reached_by, without_non_finite
+from neural_mp.space.calibrated_space import limit_to_reached, without_non_finite
 from neural_mp.space.capability import (
     FP32_ONLY,
     Capability,
@@ -9,7 +9,13 @@ from neural_mp.space.capability import (
     OpConstraint,
     QuantConstraint,
 )
-from neural_mp.space.explanations import EffectiveOp, Reason, counted_reasons, planned_ops, why_int8
+from neural_mp.space.explanations import (
+    EffectiveOp,
+    Reason,
+    count_ineligible_reasons,
+    explain_int8_choice,
+    list_effective_ops,
+)
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.rules import ConversionRules, name_matches
 from neural_mp.space.space import TuningSpace
@@ -25,11 +31,11 @@ __all__ = [
     "Reason",
     "ResolvedPlan",
     "TuningSpace",
-    "counted_reasons",
+    "count_ineligible_reasons",
+    "explain_int8_choice",
+    "limit_to_reached",
+    "list_effective_ops",
     "name_matches",
     "peak_activation_bytes",
-    "planned_ops",
-    "reached_by",
-    "why_int8",
     "without_non_finite",
 ]

@@ -31,13 +31,13 @@ def peak_activation_bytes(
     """
     steps = {op.name: index for index, op in enumerate(space.graph)}
     change = [0.0] * (len(steps) + 1)
-    for first, last, size in _tensor_lifetimes(space, plan, values, steps):
+    for first, last, size in _iterate_tensor_lifetimes(space, plan, values, steps):
         change[first] += size
         change[last + 1] -= size
     return round(max(accumulate(change, initial=0.0)))
 
 
-def _tensor_lifetimes(
+def _iterate_tensor_lifetimes(
     space: TuningSpace, plan: ResolvedPlan, values: Mapping[str, float], steps: Mapping[str, int]
 ) -> Iterator[tuple[int, int, float]]:
     """Yield first step, last step and bytes of every tensor and every quantized copy."""
@@ -73,11 +73,11 @@ def _within_a_kernel(
 ) -> bool:
     """Whether the INT8 kernel that writes a tensor is also its only reader."""
 
-    def int8_kernel(op: str) -> str | None:
+    def find_int8_kernel(op: str) -> str | None:
         in_int8 = plan.effective.get(op) is Precision.INT8
         return (space.graph[op].fusion_group or op) if in_int8 else None
 
-    own = int8_kernel(name)
+    own = find_int8_kernel(name)
     if own is None or name in space.graph.outputs or not readers:
         return False
-    return all(int8_kernel(reader) == own for reader in readers)
+    return all(find_int8_kernel(reader) == own for reader in readers)

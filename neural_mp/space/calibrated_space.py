@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.core.quantization_flow import observable_tensors
+from neural_mp.core.quantization_flow import find_observable_tensors
 from neural_mp.space.space import TuningSpace
 
 _NOT_REACHED = "not reached by calibration, so the ranges of its inputs are unknown"
 
 
-def reached_by(space: TuningSpace, observed: Collection[str]) -> TuningSpace:
+def limit_to_reached(space: TuningSpace, observed: Collection[str]) -> TuningSpace:
     """Return a space without static INT8 for ops whose tensors calibration has not seen.
 
     INT8 approaches that need no calibrated range stay.
     """
-    while unseen := observable_tensors(space.graph, space.int8_ops).difference(observed):
+    while unseen := find_observable_tensors(space.graph, space.int8_ops).difference(observed):
         needing = frozenset(_ops_needing_int8(space.graph, space.int8_ops, unseen))
         if not needing:
             break
@@ -70,15 +70,15 @@ def _ops_needing_int8(
 ) -> Iterator[str]:
     """Yield those of the INT8 ops `heads` that read, or can only write, some tensors in INT8."""
 
-    def int8_head(op: Op) -> str | None:
+    def find_int8_head(op: Op) -> str | None:
         name = op.name if op.name in heads else op.fusion_group
         return name if name in heads else None
 
     for tensor in tensors:
         for op in graph.consumers(tensor):
-            reader = int8_head(op)
+            reader = find_int8_head(op)
             if reader is not None and (reader != op.name or tensor in op.read_in_int8):
                 yield reader
-        writer = int8_head(graph[tensor]) if tensor in graph else None
+        writer = find_int8_head(graph[tensor]) if tensor in graph else None
         if writer is not None and (graph[writer].writes_int8 or graph[writer].joins_int8):
             yield writer

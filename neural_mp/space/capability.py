@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.hardware import ONLY_ACCELERATORS
-from neural_mp.core.precision import FP32, OpConfig, Precision, weight_only
+from neural_mp.core.precision import FP32, OpConfig, Precision, make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 
 
@@ -36,7 +36,7 @@ class Capability:
         return tuple(dict.fromkeys(config.precision for config in self.configs))
 
     @property
-    def approaches(self) -> tuple[Approach, ...]:
+    def int8_approaches(self) -> tuple[Approach, ...]:
         """The supported INT8 approaches, best first; empty if INT8 is ineligible."""
         candidates = [c.approach for c in self.configs if c.precision is Precision.INT8]
         return tuple(dict.fromkeys(approach for approach in candidates if approach is not None))
@@ -45,7 +45,7 @@ class Capability:
         """Return the best config of a precision; None if the precision is ineligible."""
         return next((c for c in self.configs if c.precision == precision), None)
 
-    def refusal(self, precision: Precision) -> str | None:
+    def refusal_reason(self, precision: Precision) -> str | None:
         """Return the reason for an ineligible precision; None if the precision is supported."""
         if self.config(precision) is not None:
             return None
@@ -53,7 +53,7 @@ class Capability:
         otherwise = ONLY_ACCELERATORS if is_for_npus else "excluded by your constraints"
         return self.reasons.get(precision, otherwise)
 
-    def without(self, precisions: Collection[Precision], reason: str) -> Capability:
+    def without_precisions(self, precisions: Collection[Precision], reason: str) -> Capability:
         """Return the capability without some precisions, with a common reason."""
         removed = [precision for precision in self.precisions if precision in precisions]
         if not removed:
@@ -66,7 +66,7 @@ class Capability:
         """Return the capability with a reason why INT8 is ineligible."""
         return replace(self, reasons={**self.reasons, Precision.INT8: reason})
 
-    def takes(self, config: OpConfig) -> bool:
+    def accepts_config(self, config: OpConfig) -> bool:
         """Whether a plan may request a config; corrections are not checked."""
         if config.kernel:
             return config.kernel in self.kernels
@@ -84,19 +84,23 @@ class Capability:
         low = [config for config in self.configs if config.precision.is_low_bit]
         if not low or any(_satisfies_limits(config, limits) for config in low):
             return self
-        candidates = self.offered[len(self.configs) :]
+        candidates = self.offered_configs[len(self.configs) :]
         requested = tuple(config for config in candidates if _satisfies_limits(config, limits))
         return replace(self, configs=(*self.configs[:-1], *requested, self.configs[-1]))
 
     @property
-    def offered(self) -> tuple[OpConfig, ...]:
+    def offered_configs(self) -> tuple[OpConfig, ...]:
         """The configs, and those with a weight in groups that a plan may request besides."""
-        groups = (weight_only(spec) for spec in self.weights if spec.group_size)
+        groups = (make_weight_only(spec) for spec in self.weights if spec.group_size)
         return (*self.configs, *groups)
 
     def with_exact_weight(self, config: OpConfig) -> OpConfig:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
-        if config.precision is not Precision.INT8 or config.weight is None or self.takes(config):
+        if (
+            config.precision is not Precision.INT8
+            or config.weight is None
+            or self.accepts_config(config)
+        ):
             return config
         if config.weight.group_size is not None:
             return config  # groups have no range
@@ -106,11 +110,11 @@ class Capability:
             if c.precision is Precision.INT8 and c.approach == config.approach
         )
         variants = (replace(config, weight=w) for w in weights if w and w.group_size is None)
-        return next((variant for variant in variants if self.takes(variant)), config)
+        return next((variant for variant in variants if self.accepts_config(variant)), config)
 
 
 def _satisfies_limits(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:
-    return all(limit.allows(config) for limit in limits)
+    return all(limit.allows_config(config) for limit in limits)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class QuantConstraint:
     group_size: tuple[int, ...] | None = None
     rounding: tuple[str, ...] | None = None
 
-    def allows(self, spec: QuantSpec | None) -> bool:
+    def allows_spec(self, spec: QuantSpec | None) -> bool:
         """Whether a config with this spec is allowed."""
         if spec is None:
             return True
@@ -136,7 +140,7 @@ class QuantConstraint:
             for name, allowed in vars(self).items()
         )
 
-    def unoffered(self, specs: Iterable[QuantSpec | None]) -> tuple[str, ...]:
+    def find_unmet_limits(self, specs: Iterable[QuantSpec | None]) -> tuple[str, ...]:
         """Return the names of the limits that no spec meets."""
         defined = [spec for spec in specs if spec is not None]
         return tuple(
@@ -147,7 +151,7 @@ class QuantConstraint:
             and not any(getattr(s, name) in allowed for s in defined)
         )
 
-    def without(self, names: Iterable[str]) -> QuantConstraint:
+    def without_limits(self, names: Iterable[str]) -> QuantConstraint:
         """Return the constraint without some limits."""
         return replace(self, **dict.fromkeys(names))
 
@@ -170,37 +174,41 @@ class OpConstraint:
     is_lenient: bool = False
 
     @property
-    def asks(self) -> tuple[Precision, ...]:
+    def requested_precisions(self) -> tuple[Precision, ...]:
         """The 16-bit precisions that the constraint names in place of INT8."""
         named = self.precisions or ()
         return () if Precision.INT8 in named else tuple(p for p in named if p.is_16_bit)
 
-    def allows(self, config: OpConfig) -> bool:
+    def allows_config(self, config: OpConfig) -> bool:
         """Whether a config is allowed."""
         if self.precisions is not None and config.precision not in self.precisions:
             return False
         if self.approaches is not None and config.approach not in (*self.approaches, None):
             return False
-        return self.weight.allows(config.weight) and self.activation.allows(config.activation)
+        return self.weight.allows_spec(config.weight) and self.activation.allows_spec(
+            config.activation
+        )
 
-    def unoffered(self, configs: Iterable[OpConfig]) -> dict[str, tuple[str, ...]]:
+    def find_unmet_limits(self, configs: Iterable[OpConfig]) -> dict[str, tuple[str, ...]]:
         """Return `weight` and `activation` → names of the limits that no config meets."""
         offered = tuple(configs)
         return {
-            "weight": self.weight.unoffered(config.weight for config in offered),
-            "activation": self.activation.unoffered(config.activation for config in offered),
+            "weight": self.weight.find_unmet_limits(config.weight for config in offered),
+            "activation": self.activation.find_unmet_limits(
+                config.activation for config in offered
+            ),
         }
 
-    def fitted(self, configs: Iterable[OpConfig]) -> OpConstraint:
+    def fit_to_configs(self, configs: Iterable[OpConfig]) -> OpConstraint:
         """Return the constraint for an op with these configs; see `is_lenient`."""
         if not self.is_lenient:
             return self
         bare = replace(self, weight=QuantConstraint(), activation=QuantConstraint())
-        names = self.unoffered(filter(bare.allows, configs))
+        names = self.find_unmet_limits(filter(bare.allows_config, configs))
         return replace(
             self,
-            weight=self.weight.without(names["weight"]),
-            activation=self.activation.without(names["activation"]),
+            weight=self.weight.without_limits(names["weight"]),
+            activation=self.activation.without_limits(names["activation"]),
         )
 
 

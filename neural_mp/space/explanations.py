@@ -31,16 +31,16 @@ class Reason(JsonFields):
     types: Mapping[str, Count]
 
     @property
-    def ops(self) -> int:
+    def num_ops(self) -> int:
         """The number of affected ops."""
         return sum(self.types.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict."""
-        return {**super().to_dict(), "ops": self.ops}
+        return {**super().to_dict(), "ops": self.num_ops}
 
 
-def counted_reasons(
+def count_ineligible_reasons(
     space: TuningSpace, ops: Iterable[Op], precisions: Iterable[Precision] = CPU_PRECISIONS
 ) -> tuple[Reason, ...]:
     """Return the reasons for ineligible precisions of ops, the reason with the most ops first."""
@@ -48,11 +48,11 @@ def counted_reasons(
     counters: dict[tuple[Precision, str], Counter[str]] = {}
     for op in ops:
         for precision in requested:
-            message = space.capabilities[op.name].refusal(precision)
+            message = space.capabilities[op.name].refusal_reason(precision)
             if message is not None:
                 counters.setdefault((precision, message), Counter())[op.type] += 1
     reasons = (Reason(*key, dict(types.most_common())) for key, types in counters.items())
-    return tuple(sorted(reasons, key=lambda reason: -reason.ops))
+    return tuple(sorted(reasons, key=lambda reason: -reason.num_ops))
 
 
 _INSIDE = {
@@ -61,7 +61,7 @@ _INSIDE = {
 }
 
 
-def why_int8(
+def explain_int8_choice(
     graph: OpGraph,
     capabilities: Mapping[str, Capability],
     plan: PrecisionPlan,
@@ -71,11 +71,11 @@ def why_int8(
     """Return the reason why an op runs in 8 bits or less under a plan, or does not run in INT8."""
     op = graph[name]
     if flow.effective[name].is_integer:
-        return _why_so(graph, op, plan, flow)
-    return _why_not(op, capabilities[name], plan, flow)
+        return _explain_int8_use(graph, op, plan, flow)
+    return _explain_missing_int8(op, capabilities[name], plan, flow)
 
 
-def _why_so(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+def _explain_int8_use(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
     config = plan.get(op.name)
     if config is not None and config.approach in _INSIDE and config.weight is not None:
         return f"{BY_PLAN}: {_INSIDE[config.approach]}"
@@ -93,7 +93,9 @@ def _why_so(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow)
     return f"{BY_PLAN}: reads {reads} quantized and writes {writes}"
 
 
-def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+def _explain_missing_int8(
+    op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow
+) -> str:
     config = plan.get(op.name)
     if op.fusion_group is not None:
         head = op.fusion_group
@@ -102,7 +104,7 @@ def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: Quantiza
         return f"excluded by the plan from the INT8 kernel of {head!r}"
     if op.quantize_agnostic:
         return "only moves values, which its neighbours do not read and write in INT8"
-    refusal = capability.refusal(Precision.INT8)
+    refusal = capability.refusal_reason(Precision.INT8)
     if refusal is not None:
         return refusal
     if config is None or config.precision is not Precision.INT8:
@@ -138,14 +140,14 @@ class EffectiveOp(JsonFields):
     source: Precision = Precision.FP32
 
     @property
-    def words(self) -> str:
+    def config_text(self) -> str:
         """The effective configuration as text."""
         if self.approach in (None, Approach.STATIC):
             return str(self.precision)
         return f"{self.precision} ({str(self.approach).replace('_', ' ')})"
 
 
-def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:
+def list_effective_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:
     """Return op → its effective configuration under a plan, in the graph's order."""
     result = {}
     writing_int8 = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}

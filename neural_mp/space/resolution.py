@@ -46,7 +46,7 @@ def paint_plan(
             chosen[op.name] = BY_PLAN
         elif planned is Precision.FP32 or (begins and planned is not precision):
             unable.setdefault(op.name, BY_PLAN)
-    boundaries = _boundary_reasons(effective, precision)
+    boundaries = _explain_painting_boundaries(effective, precision)
     return paint(graph, lists, boundaries=boundaries, unable=unable, chosen=chosen)
 
 
@@ -67,7 +67,7 @@ def explain_plan(
     for op in graph:
         if lists.of(op.type) is AmpList.ALLOW and op.name not in requested:
             unable.setdefault(op.name, BY_PLAN)
-    boundaries = _boundary_reasons(effective, precision)
+    boundaries = _explain_painting_boundaries(effective, precision)
     while True:
         painting = paint(graph, lists, boundaries=boundaries, unable=unable, chosen=chosen)
         missing, extra = requested - painting.allowed, painting.allowed - requested
@@ -77,7 +77,9 @@ def explain_plan(
         unable.update(dict.fromkeys(extra, BY_PLAN))
 
 
-def _boundary_reasons(effective: Mapping[str, Precision], precision: Precision) -> dict[str, str]:
+def _explain_painting_boundaries(
+    effective: Mapping[str, Precision], precision: Precision
+) -> dict[str, str]:
     open_ = (precision, Precision.FP32)
     return {op: f"runs in {p}" for op, p in effective.items() if p not in open_}
 
@@ -129,21 +131,21 @@ class Resolver:
     lists: Mapping[Precision, FourLists]
     named: frozenset[str]
 
-    def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
+    def resolve_plan(self, plan: PrecisionPlan) -> ResolvedPlan:
         """Return a plan validated and completed, with its flow.
 
         Raises:
             UnknownOperatorError: the plan names an op that the model does not have.
             PlanError: the plan requests a precision that an op does not support here.
         """
-        checked = self._checked(plan)
+        checked = self._expand_plan(plan)
         resolved = ResolvedPlan(checked, self._propagate_precisions(checked))
         if not resolved.has_low_precision:
             # Only FP32 kernels have an effect.
             checked = PrecisionPlan({op: c for op, c in checked.items() if c.kernel})
         return replace(resolved, plan=self._name_implied_ops(checked, resolved.effective))
 
-    def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
+    def paint_plan(self, plan: ResolvedPlan, precision: Precision) -> Painting:
         """Return the reason for each op's 16-bit precision, or lack of one, under a plan."""
         return explain_plan(
             self.graph,
@@ -173,7 +175,7 @@ class Resolver:
                 configs[op.name] = FP32
         return PrecisionPlan(configs, self.graph.source_precisions)
 
-    def _checked(self, plan: PrecisionPlan) -> PrecisionPlan:
+    def _expand_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return the plan with abbreviated configs written out."""
         configs: dict[str, OpConfig] = {}
         for name, config in plan.items():
@@ -183,7 +185,7 @@ class Resolver:
                     f"the plan names op {name!r}, which does not exist in the model"
                     f"{did_you_mean(name, names)}"
                 )
-            configs[name] = _written_out(self.graph[name], self.capabilities[name], config)
+            configs[name] = _write_out_config(self.graph[name], self.capabilities[name], config)
         return PrecisionPlan(configs)
 
     def _propagate_precisions(self, plan: PrecisionPlan) -> QuantizationFlow:
@@ -203,12 +205,14 @@ class Resolver:
         return flow
 
     def _refusals_by_op(self, precision: Precision) -> dict[str, str]:
-        refusals = {name: item.refusal(precision) for name, item in self.capabilities.items()}
+        refusals = {
+            name: item.refusal_reason(precision) for name, item in self.capabilities.items()
+        }
         return {name: why for name, why in refusals.items() if why is not None}
 
 
-def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
-    if capability.takes(config):
+def _write_out_config(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
+    if capability.accepts_config(config):
         return config
     if config.kernel:
         raise PlanError(
@@ -221,7 +225,7 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
             return config  # fused into INT8 ops
         raise PlanError(
             f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: "
-            f"{capability.refusal(config.precision)}; "
+            f"{capability.refusal_reason(config.precision)}; "
             f"set one of {', '.join(map(str, capability.precisions))}"
         )
     if not config.precision.is_integer:
@@ -229,7 +233,7 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     if config.weight is None and config.activation is None:
         return replace(best, corrections=config.corrections)
     filled = replace(config, weight=config.weight or best.weight)
-    if not capability.takes(filled):
+    if not capability.accepts_config(filled):
         raise PlanError(
             f"op {op.name!r} ({op.type}) does not support {config.precision.value.upper()} with "
             f"{_describe_config(filled)}; "

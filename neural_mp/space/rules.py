@@ -33,7 +33,7 @@ class ConversionRules:
     by_type: Mapping[str, OpConstraint] = field(default_factory=dict)
     by_name: Mapping[str, OpConstraint] = field(default_factory=dict)
 
-    def constraint(self, op: Op) -> OpConstraint:
+    def constraint_for(self, op: Op) -> OpConstraint:
         """Return the constraint of an op."""
         named = [limit for pattern, limit in self.by_name.items() if _matches_op(pattern, op)]
         typed = [limit for kind, limit in self.by_type.items() if kind in op.types]
@@ -42,15 +42,17 @@ class ConversionRules:
             usual = []
         return (named or typed or usual or [FP32_ONLY])[-1]
 
-    def plan(self, space: TuningSpace) -> PrecisionPlan:
+    def build_plan(self, space: TuningSpace) -> PrecisionPlan:
         """Return the plan with every op in the best configuration that its rule allows.
 
         An op without such a configuration stays in FP32.
         """
-        limited = space.limited({op.name: (self.constraint(op),) for op in space.graph})
+        limited = space.apply_op_constraints(
+            {op.name: (self.constraint_for(op),) for op in space.graph}
+        )
         return limited.fastest_plan()
 
-    def unmatched(self, graph: OpGraph) -> tuple[str, ...]:
+    def find_unmatched(self, graph: OpGraph) -> tuple[str, ...]:
         """Return the names and types that match no op of a graph."""
         names = [p for p in self.by_name if not any(_matches_op(p, op) for op in graph)]
         types = {kind for op in graph for kind in op.types}

@@ -15,7 +15,7 @@ from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizedTensor, quantized_tensors
+from neural_mp.core.quantization_flow import QuantizedTensor, find_quantized_tensors
 from neural_mp.errors import UnknownOperatorError, did_you_mean, error_path
 from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
@@ -98,22 +98,22 @@ class TuningSpace:
     @cached_property
     def int8_ops(self) -> frozenset[str]:
         """The tunable ops that support static INT8: quantized inputs with calibrated ranges."""
-        return self._ops_with(Approach.STATIC)
+        return self._find_ops_with(Approach.STATIC)
 
     @cached_property
     def dynamic_ops(self) -> frozenset[str]:
         """The tunable ops that support dynamic INT8: quantized inputs with ranges of every run."""
-        return self._ops_with(Approach.DYNAMIC)
+        return self._find_ops_with(Approach.DYNAMIC)
 
-    def _ops_with(self, approach: Approach) -> frozenset[str]:
+    def _find_ops_with(self, approach: Approach) -> frozenset[str]:
         return frozenset(
-            op for op in self.tunable_ops if approach in self.capabilities[op].approaches
+            op for op in self.tunable_ops if approach in self.capabilities[op].int8_approaches
         )
 
     @cached_property
     def tensors(self) -> tuple[QuantizedTensor, ...]:
         """The quantized tensors if every op that supports static INT8 runs in INT8."""
-        return quantized_tensors(self.graph, self.int8_ops)
+        return find_quantized_tensors(self.graph, self.int8_ops)
 
     @cached_property
     def tied_ops(self) -> tuple[frozenset[str], ...]:
@@ -184,7 +184,7 @@ class TuningSpace:
             removed = {
                 p for p in capability.emulated if p not in retained and (name, p) not in self.asked
             }
-            return capability.without(removed, _EMULATED)
+            return capability.without_precisions(removed, _EMULATED)
 
         space = replace(
             self, capabilities={n: remove_emulated(n, c) for n, c in self.capabilities.items()}
@@ -195,7 +195,9 @@ class TuningSpace:
             if precision.is_16_bit
             and not any(space.choice(op, precision) for op in space.tunable_ops)
         }
-        capabilities = {n: c.without(idle, _NO_NATIVE_OP) for n, c in space.capabilities.items()}
+        capabilities = {
+            n: c.without_precisions(idle, _NO_NATIVE_OP) for n, c in space.capabilities.items()
+        }
         return replace(space, capabilities=capabilities)
 
     def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
@@ -225,7 +227,7 @@ class TuningSpace:
                 capability, removed = capabilities[op], integers[op]
                 if removed:
                     reason = f"its weight is also read by {in_float[0]!r} in float: stored twice"
-                    capabilities[op] = capability.without(removed, reason)
+                    capabilities[op] = capability.without_precisions(removed, reason)
                     waiting += self.graph[op].constants
         return replace(self, capabilities=capabilities)
 
@@ -247,20 +249,20 @@ class TuningSpace:
         }
         return replace(space, capabilities={**space.capabilities, **refusing})
 
-    def constrained(self, constraints: Constraints) -> TuningSpace:
+    def apply_constraints(self, constraints: Constraints) -> TuningSpace:
         """Return the space reduced by user constraints; FP32 is always kept.
 
         Raises:
             UnknownOperatorError: a name or pattern matches no op and no layer, or no op or layer
                 has a named type.
         """
-        return self.limited(self.limits(constraints))
+        return self.apply_op_constraints(self.constraints_by_op(constraints))
 
-    def limits(self, constraints: Constraints) -> dict[str, tuple[OpConstraint, ...]]:
+    def constraints_by_op(self, constraints: Constraints) -> dict[str, tuple[OpConstraint, ...]]:
         """Return op → the constraints that apply to the op.
 
         Raises:
-            UnknownOperatorError: as for `constrained`.
+            UnknownOperatorError: as for `apply_constraints`.
         """
         types = {kind for op in self.graph for kind in op.types}
         for op_type in constraints.optype_wise:
@@ -273,7 +275,7 @@ class TuningSpace:
         by_op: dict[str, list[OpConstraint]] = {name: [] for name in self.capabilities}
         for pattern, limit in constraints.op_wise.items():
             with error_path("op_wise", pattern):
-                matching = self.matching(pattern)
+                matching = self.match_ops(pattern)
             for name in matching:
                 by_op[name].append(limit)
         for name, limits in by_op.items():
@@ -282,17 +284,17 @@ class TuningSpace:
             limits.append(constraints.model_wise)
         return {name: tuple(limits) for name, limits in by_op.items()}
 
-    def limited(self, by_op: Mapping[str, Iterable[OpConstraint]]) -> TuningSpace:
+    def apply_op_constraints(self, by_op: Mapping[str, Iterable[OpConstraint]]) -> TuningSpace:
         """Return the space reduced by constraints per op; FP32 is always kept."""
         constraints = {name: tuple(limits) for name, limits in by_op.items()}
         requested = {
             name: item.with_requested(
-                [limit.fitted(item.offered) for limit in constraints.get(name, ())]
+                [limit.fit_to_configs(item.offered_configs) for limit in constraints.get(name, ())]
             )
             for name, item in self.capabilities.items()
         }
         by_op = {
-            name: tuple(limit.fitted(requested[name].configs) for limit in limits)
+            name: tuple(limit.fit_to_configs(requested[name].configs) for limit in limits)
             for name, limits in constraints.items()
         }
 
@@ -300,14 +302,14 @@ class TuningSpace:
             (name, precision)
             for name, limits in by_op.items()
             for limit in limits
-            for precision in limit.asks
+            for precision in limit.requested_precisions
         }
         space = replace(self, capabilities=requested)._filter_configs(
-            lambda name, config: all(limit.allows(config) for limit in by_op.get(name, ()))
+            lambda name, config: all(limit.allows_config(config) for limit in by_op.get(name, ()))
         )
         return replace(space, asked=self.asked | requests)
 
-    def matching(self, pattern: str, option: str = "op_wise") -> list[str]:
+    def match_ops(self, pattern: str, option: str = "op_wise") -> list[str]:
         """Return the ops matched by a name or pattern of an op, or of a layer and its contents.
 
         `option` holds the name, for messages.
@@ -315,7 +317,9 @@ class TuningSpace:
         Raises:
             UnknownOperatorError: no op and no layer matches; the message lists the nearest names.
         """
-        named = [op.name for op in self.graph if op.name == pattern or pattern in _layer_names(op)]
+        named = [
+            op.name for op in self.graph if op.name == pattern or pattern in _list_layer_names(op)
+        ]
         if named:
             return named
         try:
@@ -323,7 +327,9 @@ class TuningSpace:
         except re.error:
             matches = re.compile(re.escape(pattern)).fullmatch
         op_names = [op.name for op in self.graph if matches(op.name)]
-        op_names = op_names or [op.name for op in self.graph if any(map(matches, _layer_names(op)))]
+        op_names = op_names or [
+            op.name for op in self.graph if any(map(matches, _list_layer_names(op)))
+        ]
         if not op_names:
             layers = (layer.name for layer in self.graph.layers)
             names = dict.fromkeys((*(op.name for op in self.graph), *layers))
@@ -341,26 +347,26 @@ class TuningSpace:
         return replace(self, capabilities=capabilities)
 
     def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
-        """See `Resolver.resolve`; the latest plans are cached."""
-        return self._resolve(plan)
+        """See `Resolver.resolve_plan`; the latest plans are cached."""
+        return self._cached_resolve(plan)
 
     @cached_property
-    def _resolver(self) -> Resolver:
+    def _plan_resolver(self) -> Resolver:
         named = frozenset({*self.tunable_ops, *(op.name for op in self.contractions)})
         return Resolver(self.graph, self.capabilities, self.lists, named)
 
     @cached_property
-    def _resolve(self) -> Callable[[PrecisionPlan], ResolvedPlan]:
+    def _cached_resolve(self) -> Callable[[PrecisionPlan], ResolvedPlan]:
         # Strategies and the tuner resolve the same plans alternately.
-        return lru_cache(maxsize=_MAX_CACHED_PLANS)(self._resolver.resolve)
+        return lru_cache(maxsize=_MAX_CACHED_PLANS)(self._plan_resolver.resolve_plan)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without cached properties, which another process recomputes."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
-        """See `Resolver.painting`."""
-        return self._resolver.painting(plan, precision)
+        """See `Resolver.paint_plan`."""
+        return self._plan_resolver.paint_plan(plan, precision)
 
     def with_local_weight_ranges(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return a plan of another machine with weight ranges that are exact on this machine."""
@@ -373,5 +379,5 @@ class TuningSpace:
         )
 
 
-def _layer_names(op: Op) -> list[str]:
+def _list_layer_names(op: Op) -> list[str]:
     return [layer.name for layer in op.layers]

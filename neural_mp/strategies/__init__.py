@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies.base import Probe, Search, Strategy, TuningProblem
-from neural_mp.util.plug_ins import plug_ins, require_importable
+from neural_mp.util.plug_ins import load_plug_ins, require_importable
 
 #: Entry-point group of third-party strategies.
 ENTRY_POINT_GROUP = "neural_mp.strategies"
@@ -13,7 +13,7 @@ ENTRY_POINT_GROUP = "neural_mp.strategies"
 DEFAULT = "mincut"
 
 
-def _built_in() -> dict[str, type[Strategy]]:
+def _list_built_in() -> dict[str, type[Strategy]]:
     # Imported on demand: Optuna is slow to import.
     from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
@@ -44,21 +44,21 @@ def _built_in() -> dict[str, type[Strategy]]:
     return {strategy.name: strategy for strategy in own}
 
 
-def strategy_classes() -> dict[str, type[Strategy]]:
+def list_strategy_classes() -> dict[str, type[Strategy]]:
     """Return name → strategy class."""
-    own = _built_in()
-    return {**own, **plug_ins(ENTRY_POINT_GROUP, own)}
+    own = _list_built_in()
+    return {**own, **load_plug_ins(ENTRY_POINT_GROUP, own)}
 
 
-def strategy_named(name: str) -> Strategy:
+def create_strategy_named(name: str) -> Strategy:
     """Return a new strategy by its name.
 
     Raises:
         ConfigurationError: no strategy has this name.
     """
-    strategies = _built_in()
+    strategies = _list_built_in()
     if name not in strategies:  # reading all entry points takes milliseconds
-        strategies = strategy_classes()
+        strategies = list_strategy_classes()
     if name not in strategies:
         what = f"there is no strategy {name!r}"
         require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
@@ -72,6 +72,6 @@ __all__ = [
     "Search",
     "Strategy",
     "TuningProblem",
-    "strategy_classes",
-    "strategy_named",
+    "create_strategy_named",
+    "list_strategy_classes",
 ]

@@ -10,7 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import Search, TuningProblem
-from neural_mp.strategies.basic import Basic, fallback_groups, op_by_op
+from neural_mp.strategies.basic import Basic, op_by_op, order_fallback_groups
 
 
 class AutoMixedPrecision(Basic):
@@ -56,5 +56,5 @@ class AutoMixedPrecision(Basic):
         self, problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str], target: Precision
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Run steps 3 and 4; return whether a plan met the target."""
-        groups = fallback_groups(problem, base, helped)
+        groups = order_fallback_groups(problem, base, helped)
         return (yield from op_by_op(problem, base, groups[::-1], target))

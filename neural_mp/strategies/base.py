@@ -43,7 +43,7 @@ class Probe:
         """
         return None
 
-    def reconstructable(self) -> frozenset[str]:
+    def reconstructable_ops(self) -> frozenset[str]:
         """Return the ops whose INT8 weight can be learned from calibration samples."""
         return frozenset()
 

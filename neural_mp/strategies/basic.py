@@ -49,16 +49,16 @@ class Basic(Strategy):
             return
         best, trial = yield from _try_algorithms(problem)
         if trial.meets_accuracy and not trial.met:
-            for target in fallback_precisions(problem):
-                if (yield from _by_type(problem, best, target)):
+            for target in choose_fallback_precisions(problem):
+                if (yield from _fall_back_by_type(problem, best, target)):
                     return
         elif not trial.met:
             yield from self.fall_back(problem, best)
 
     def fall_back(self, problem: TuningProblem, base: PrecisionPlan) -> Search:
         """Run steps 2 to 4, from a plan that missed the target."""
-        for target in fallback_precisions(problem):
-            helped = yield from _by_type(problem, base, target)
+        for target in choose_fallback_precisions(problem):
+            helped = yield from _fall_back_by_type(problem, base, target)
             if not helped and (yield from _by_several_types(problem, base, target)):
                 return
             met = yield from self.by_op(problem, base, helped, target)
@@ -72,7 +72,9 @@ class Basic(Strategy):
 
         `helped` holds the ops of the type whose fallback met the target, if any.
         """
-        return (yield from op_by_op(problem, base, fallback_groups(problem, base, helped), target))
+        return (
+            yield from op_by_op(problem, base, order_fallback_groups(problem, base, helped), target)
+        )
 
 
 def _try_algorithms(
@@ -110,14 +112,14 @@ def _replace_algorithm(
     return plan.replacing(changes) if offered else None
 
 
-def fallback_precisions(problem: TuningProblem) -> list[Precision]:
+def choose_fallback_precisions(problem: TuningProblem) -> list[Precision]:
     """Return the precisions to fall back to: requested 16 bits above the lowest, then FP32."""
     between = [p for p in problem.precisions if p.is_16_bit]
     lowest = min(problem.precisions, key=lambda p: p.bits, default=Precision.FP32)
     return [*(p for p in between if p.bits > lowest.bits), Precision.FP32]
 
 
-def at_precision(
+def set_op_precision(
     space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str], target: Precision
 ) -> PrecisionPlan:
     """Return the plan with some ops in another precision, or in FP32 if it is ineligible.
@@ -134,7 +136,7 @@ def at_precision(
     return plan.replacing(changes).without(followers)
 
 
-def lowered_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
+def list_lowered_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
     """Return the tunable ops that a plan has in a lower precision."""
     low = {op for op, config in plan.items() if config.precision is not Precision.FP32}
     return [op for op in problem.space.tunable_ops if op in low]
@@ -148,7 +150,7 @@ def group_by_type(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]
     return by_type
 
 
-def _by_type(
+def _fall_back_by_type(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], frozenset[str]]:
     """Fall back one op type after the other; return the ops of the first that meets the target.
@@ -157,10 +159,10 @@ def _by_type(
     """
     space = problem.space
     by_type = group_by_type(
-        space, [*lowered_ops(problem, base), *_infer_list_followers(problem, base, target)]
+        space, [*list_lowered_ops(problem, base), *_infer_list_followers(problem, base, target)]
     )
     for ops in sorted(by_type.values(), key=len):
-        plan = at_precision(space, base, ops, target)
+        plan = set_op_precision(space, base, ops, target)
         if not space.resolve(plan).has_low_precision:
             continue
         (trial,) = yield [plan]
@@ -179,7 +181,7 @@ def _by_several_types(
 
     def raise_types(types: Iterable[str]) -> PrecisionPlan:
         ops = [op for name in types for op in by_type[name]]
-        return at_precision(problem.space, base, ops, target)
+        return set_op_precision(problem.space, base, ops, target)
 
     raised = list(by_type)
     (trial,) = yield [raise_types(raised)]
@@ -209,11 +211,11 @@ def _infer_list_followers(
     ]
 
 
-def fallback_groups(
+def order_fallback_groups(
     problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str]
 ) -> list[FallbackGroup]:
     """Return the groups that fall back together, worst first; only the helpful ones, if any."""
-    low = set(lowered_ops(problem, base))
+    low = set(list_lowered_ops(problem, base))
     groups = []
     for tensor in problem.space.tensors:
         consumers = frozenset(tensor.consumers) & low
@@ -238,7 +240,7 @@ def op_by_op(
     plan, least_loss = base, float("inf")
     useful: list[FallbackGroup] = []
     for count, group in enumerate(groups, start=1):
-        plan = at_precision(space, plan, group.ops, target)
+        plan = set_op_precision(space, plan, group.ops, target)
         if not space.resolve(plan).has_low_precision:
             # The last group may be the only one missing among the useful ones.
             return (
@@ -263,7 +265,9 @@ def _raise_useful_groups(
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Raise only the useful groups, then lower their producers again; return whether a plan met."""
-    plan = at_precision(problem.space, base, (op for group in useful for op in group.ops), target)
+    plan = set_op_precision(
+        problem.space, base, (op for group in useful for op in group.ops), target
+    )
     fewer = len(useful) < len(raised) and problem.space.resolve(plan).has_low_precision
     if fewer:
         (trial,) = yield [plan]
@@ -279,7 +283,7 @@ def _ranked_by_trial(
     """Rank groups by trials of each alone, if calibration has no data on their impact."""
     losses = dict.fromkeys(groups, float("inf"))
     for group in groups:
-        plan = at_precision(problem.space, base, group.ops, target)
+        plan = set_op_precision(problem.space, base, group.ops, target)
         if problem.space.resolve(plan).has_low_precision:
             (trial,) = yield [plan]
             losses[group] = trial.ranking_loss

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, log, sqrt
 
 from neural_mp.core.enums import Approach, Objective
-from neural_mp.core.op_timings import FormTimes, OpTimings, Workload, form_of
+from neural_mp.core.op_timings import FormTimes, OpTimings, Workload, describe_timed_form
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.search.cost_model import CostInputs
 from neural_mp.search.knapsack import Filling, Form, Knapsack
@@ -70,7 +70,7 @@ def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
     point: Filling | None = (
         knapsack.start
         if not tolerance or knapsack.start.noise <= _HOPELESS_RATIO * tolerance
-        else knapsack.cheapest(_AIM_RATIO * tolerance)
+        else knapsack.find_cheapest_filling(_AIM_RATIO * tolerance)
     )
     tried: list[tuple[float, float]] = []
     while point is not None and len(tried) < (_TRIALS_AT_MOST if met is None else _TRIALS):
@@ -81,7 +81,7 @@ def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
             missed = point
         tried.append((point.noise, trial.ranking_loss))
         aim = _predict_next_noise(tried, point is missed, missed, met, tolerance)
-        candidate = None if aim is None else knapsack.cheapest(aim)
+        candidate = None if aim is None else knapsack.find_cheapest_filling(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
         is_new = candidate is not None and candidate not in (met, missed) and candidate.cost < limit
         point = candidate if is_new else None
@@ -133,7 +133,7 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
     """
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
 
-    def unslowed_configs(op: str) -> Iterable[OpConfig]:
+    def list_unslowed_configs(op: str) -> Iterable[OpConfig]:
         if op not in times:
             return problem.space.choices(op)
         return (config for config, _ in _no_slower_than_bf16(problem, op, times[op]))
@@ -141,12 +141,12 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
     return _build_cost_knapsack(
         problem,
         problem.probe.weight_noise(),
-        lambda op, config: problem.space.graph[op].weights * bits_of(config) / 8,
-        unslowed_configs,
+        lambda op, config: problem.space.graph[op].weights * count_weight_bits(config) / 8,
+        list_unslowed_configs,
     )
 
 
-def bits_of(config: OpConfig) -> float:
+def count_weight_bits(config: OpConfig) -> float:
     """Return the bits per element of a weight, with the parameters of its groups."""
     spec = config.weight
     bits = float(config.precision.bits if spec is None else spec.dtype.bits)
@@ -170,16 +170,16 @@ def _build_knapsack(
         problem.probe.times() if Objective.PERFORMANCE in problem.objectives else OpTimings(),
         {op.name: op.weights for op in problem.space.graph},
     )
-    fractions = figures.fractions(problem.space.tunable_ops)
+    fractions = figures.op_fractions(problem.space.tunable_ops)
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
 
-    def config_cost(op: str, config: OpConfig) -> float:
+    def estimate_config_cost(op: str, config: OpConfig) -> float:
         emulated = problem.space.capabilities[op].emulated
         ratio = figures.time_ratio(op, config.precision, config.precision in emulated)
         time, size = fractions[op]
-        return importance * time * ratio + (1 - importance) * size * bits_of(config) / 32
+        return importance * time * ratio + (1 - importance) * size * count_weight_bits(config) / 32
 
-    knapsack = _build_cost_knapsack(problem, noise, config_cost, problem.space.choices)
+    knapsack = _build_cost_knapsack(problem, noise, estimate_config_cost, problem.space.choices)
     return knapsack if knapsack.steps else None
 
 
@@ -192,21 +192,23 @@ def _build_workload_knapsack(
     """Weigh the time per token of the timed ops against their bits."""
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
     weights = {op: problem.space.graph[op].weights for op in times}
-    seconds = sum(workload.seconds(form_times[str(FP32)]) for form_times in times.values())
+    seconds = sum(
+        workload.seconds_per_token(form_times[str(FP32)]) for form_times in times.values()
+    )
     forms = {}
     for op in (op for op in problem.space.tunable_ops if op in times and op in noise):
         size = weights[op] / (sum(weights.values()) or 1)
         forms[op] = [
             Form(
                 config,
-                importance * workload.seconds(durations) / seconds
-                + (1 - importance) * size * bits_of(config) / 32,
+                importance * workload.seconds_per_token(durations) / seconds
+                + (1 - importance) * size * count_weight_bits(config) / 32,
                 harm,
             )
             for config, durations in _no_slower_than_bf16(problem, op, times[op])
-            if (harm := _config_noise(config, noise[op])) is not None
+            if (harm := _estimate_config_noise(config, noise[op])) is not None
         ]
-    return Knapsack.of(forms)
+    return Knapsack.from_forms(forms)
 
 
 def _no_slower_than_bf16(
@@ -218,7 +220,7 @@ def _no_slower_than_bf16(
     """
     limit = times.get(str(Precision.BF16), {})
     for config in problem.space.choices(op):
-        durations = times.get(form_of(config) or "")
+        durations = times.get(describe_timed_form(config) or "")
         if durations is None:
             continue
         slower = bool(limit) and all(durations[rows] > limit[rows] for rows in durations)
@@ -226,7 +228,7 @@ def _no_slower_than_bf16(
             yield config, durations
 
 
-def _config_noise(config: OpConfig, noise: Mapping[str, float]) -> float | None:
+def _estimate_config_noise(config: OpConfig, noise: Mapping[str, float]) -> float | None:
     """Return the noise of an op in a configuration; None if unknown."""
     if config.weight is None:
         return 0.0
@@ -245,6 +247,10 @@ def _build_cost_knapsack(
     forms = {}
     for op in problem.space.tunable_ops:
         if op in noise:
-            harms = ((c, _config_noise(c, noise[op])) for c in choices(op) if c.activation is None)
+            harms = (
+                (c, _estimate_config_noise(c, noise[op]))
+                for c in choices(op)
+                if c.activation is None
+            )
             forms[op] = [Form(c, cost(op, c), harm) for c, harm in harms if harm is not None]
-    return Knapsack.of(forms)
+    return Knapsack.from_forms(forms)

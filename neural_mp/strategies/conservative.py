@@ -8,7 +8,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.basic import at_precision, lowered_ops
+from neural_mp.strategies.basic import list_lowered_ops, set_op_precision
 from neural_mp.strategies.decisions import Decision
 
 #: Op types tried first, in this order: substrings of the names in all frameworks.
@@ -43,9 +43,9 @@ class Conservative(Strategy):
             if precision is Precision.FP32:
                 continue
             for decisions in types:
-                low = set(lowered_ops(problem, accepted))
+                low = set(list_lowered_ops(problem, accepted))
                 unlowered = [op for ops in decisions if low.isdisjoint(ops) for op in ops]
-                plan = at_precision(space, accepted, unlowered, precision)
+                plan = set_op_precision(space, accepted, unlowered, precision)
                 resolved = space.resolve(plan)
                 if resolved in tried or not resolved.has_low_precision:
                     continue
@@ -59,12 +59,12 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
     """Return the decisions of each op type, in the order of trials."""
     counts = Counter(space.graph[op].type for op in space.tunable_ops)
 
-    def type_priority(op_type: str) -> tuple[int, int, str]:
+    def rank_op_type(op_type: str) -> tuple[int, int, str]:
         name = op_type.lower()
         first = next((i for i, part in enumerate(_FIRST) if part in name), len(_FIRST))
         return first, -counts[op_type], op_type
 
-    order = {op_type: index for index, op_type in enumerate(sorted(counts, key=type_priority))}
+    order = {op_type: index for index, op_type in enumerate(sorted(counts, key=rank_op_type))}
     by_type: list[list[Decision]] = [[] for _ in order]
     for ops in space.decision_groups:
         by_type[min(order[space.graph[op].type] for op in ops)].append(ops)

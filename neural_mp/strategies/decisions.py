@@ -11,7 +11,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.basic import at_precision, lowered_ops
+from neural_mp.strategies.basic import list_lowered_ops, set_op_precision
 
 logger = logging.getLogger(__name__)
 
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 Decision = tuple[str, ...]
 
 
-def low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
+def list_low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
     """Return the decisions with an op in a lower precision, in the graph's order."""
-    low = set(lowered_ops(problem, plan))
+    low = set(list_lowered_ops(problem, plan))
     return [ops for ops in problem.space.decision_groups if not low.isdisjoint(ops)]
 
 
-def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
+def sum_input_noise(problem: TuningProblem, ops: Iterable[str]) -> float:
     """Return the summed NSR of the quantized tensors that some ops read."""
     readers = set(ops)
     return sum(
@@ -35,7 +35,7 @@ def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
     )
 
 
-def output_noises(
+def measure_output_noises(
     problem: TuningProblem, plans: Iterable[PrecisionPlan], units: Iterable[str | None] = ()
 ) -> list[float] | None:
     """Return the output noise of every plan; None if that of any plan is unavailable.
@@ -63,7 +63,7 @@ def fall_back_one_by_one(
     plan = base
     previous = problem.space.resolve(base)
     for ops in order:
-        plan = at_precision(problem.space, plan, ops, target)
+        plan = set_op_precision(problem.space, plan, ops, target)
         resolved = problem.space.resolve(plan)
         if not resolved.has_low_precision:
             return False
@@ -80,7 +80,7 @@ def fall_back_one_by_one(
 Combination = tuple[Precision, ...]
 
 
-def levels(space: TuningSpace, ops: Decision) -> tuple[Precision, ...]:
+def decision_levels(space: TuningSpace, ops: Decision) -> tuple[Precision, ...]:
     """Return the precisions that any op of a decision supports, lowest first."""
     supported = {p for op in ops for p in space.capabilities[op].precisions} | {Precision.FP32}
     return tuple(precision for precision in Precision if precision in supported)
@@ -100,7 +100,7 @@ def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
             if level is precision
             for op in ops
         )
-        plan = at_precision(space, plan, chosen, precision)
+        plan = set_op_precision(space, plan, chosen, precision)
     return plan
 
 
@@ -120,7 +120,7 @@ class NewPlans:
         self._tried: set[ResolvedPlan] = set()
         self._repeated = 0
 
-    def new_plan(self, combination: Combination) -> PrecisionPlan | None:
+    def make_new_plan(self, combination: Combination) -> PrecisionPlan | None:
         """Return the plan of a combination; None if it is not new, or all of FP32."""
         plan = plan_of(self._space, combination)
         resolved = self._space.resolve(plan)
@@ -143,7 +143,7 @@ class NewPlans:
         return self._repeated >= MAX_REPEATED_COMBINATIONS
 
 
-def combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[Combination]:
+def iterate_combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[Combination]:
     """Yield all combinations: the lowest first, then with one decision raised, with two, and so on.
 
     `choices` holds the levels of every decision, lowest first.

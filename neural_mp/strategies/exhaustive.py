@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.decisions import NewPlans, combinations, levels
+from neural_mp.strategies.decisions import NewPlans, decision_levels, iterate_combinations
 
 #: Plans per round.
 _ROUND = 8
@@ -34,15 +34,17 @@ class Exhaustive(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
-        plans = _all_plans(problem.space)
+        plans = _iterate_all_plans(problem.space)
         while together := list(itertools.islice(plans, _ROUND)):
             yield together
 
 
-def _all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
+def _iterate_all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
     plans = NewPlans(space)
-    for combination in combinations([levels(space, ops) for ops in space.decision_groups]):
-        plan = plans.new_plan(combination)
+    for combination in iterate_combinations(
+        [decision_levels(space, ops) for ops in space.decision_groups]
+    ):
+        plan = plans.make_new_plan(combination)
         if plan is not None:
             yield plan
         elif plans.is_exhausted:

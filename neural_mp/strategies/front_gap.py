@@ -16,7 +16,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.search.cost_model import CostModel, without_tensors
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.refinement import low_ops
+from neural_mp.strategies.refinement import list_low_ops
 
 #: A tensor with a higher NSR is among the first to leave INT8.
 _NSR_FALLBACK_THRESHOLD = 0.05
@@ -26,7 +26,7 @@ _MAX_LOSS_RATIO = 2.0
 _NOISE_MARGIN = 0.95
 
 
-def first_fallbacks(
+def list_first_fallbacks(
     problem: TuningProblem,
     model: CostModel,
     missed: Trial,
@@ -46,11 +46,11 @@ def first_fallbacks(
         noise: tensor → NSR.
     """
     noisy = [t for t in tensors if noise.get(t.name, 0.0) > _NSR_FALLBACK_THRESHOLD]
-    counts = {len(noisy)} | _fewest_fallbacks(problem, model, missed, tensors)
+    counts = {len(noisy)} | _predict_fewest_fallbacks(problem, model, missed, tensors)
     return [without_tensors(problem.space, missed.plan, tensors[:n]) for n in sorted(counts)]
 
 
-def further_fallbacks(
+def list_further_fallbacks(
     problem: TuningProblem,
     model: CostModel,
     trials: tuple[Trial, Trial],
@@ -58,12 +58,12 @@ def further_fallbacks(
 ) -> list[PrecisionPlan]:
     """Return the plan to try after a guess that reduced the loss and missed narrowly, if any.
 
-    `trials` are the first one and that of the guess; the other arguments as in `first_fallbacks`.
+    `trials` are the first one and that of the guess; the others as in `list_first_fallbacks`.
     """
     first, missed = trials
     if not has_less_loss(missed, first):
         return []
-    counts = _fewest_fallbacks(problem, model, missed, tensors)
+    counts = _predict_fewest_fallbacks(problem, model, missed, tensors)
     return [without_tensors(problem.space, missed.plan, tensors[:count]) for count in counts]
 
 
@@ -84,18 +84,18 @@ def tolerated_noise_ratio(problem: TuningProblem, missed: Trial) -> float:
     return tolerance / loss * _NOISE_MARGIN
 
 
-def _fewest_fallbacks(
+def _predict_fewest_fallbacks(
     problem: TuningProblem, model: CostModel, missed: Trial, tensors: Sequence[QuantizedTensor]
 ) -> set[int]:
     """Return the least number of tensors whose fallback is predicted to suffice, if known."""
     ratio = tolerated_noise_ratio(problem, missed)
     if not ratio:
         return set()
-    plan, most = missed.plan, model.cost(missed.plan)[1] * ratio
+    plan, most = missed.plan, model.plan_cost(missed.plan)[1] * ratio
     count = bisect_left(
         range(len(tensors)),
         True,
-        key=lambda n: model.cost(without_tensors(problem.space, plan, tensors[:n]))[1] <= most,
+        key=lambda n: model.plan_cost(without_tensors(problem.space, plan, tensors[:n]))[1] <= most,
     )
     return {count} if count < len(tensors) else set()
 
@@ -115,14 +115,16 @@ def plan_halfway(
     accurate = [trial.plan for trial in trials if trial.meets_accuracy]
     if not accurate:
         return None
-    met = min(accurate, key=lambda plan: model.cost(plan)[0])
-    wider = [t.plan for t in trials if not t.meets_accuracy and low_ops(met) < low_ops(t.plan)]
+    met = min(accurate, key=lambda plan: model.plan_cost(plan)[0])
+    wider = [
+        t.plan for t in trials if not t.meets_accuracy and list_low_ops(met) < list_low_ops(t.plan)
+    ]
     if not wider:
         return None
-    missed = min(wider, key=lambda plan: len(low_ops(plan)))
+    missed = min(wider, key=lambda plan: len(list_low_ops(plan)))
     between = [t for t in tensors if _in_int8(missed, t) and not _in_int8(met, t)]
     plan = without_tensors(space, missed, between[: len(between) // 2])
-    faster = model.cost(plan)[0] < model.cost(met)[0]
+    faster = model.plan_cost(plan)[0] < model.plan_cost(met)[0]
     return plan if faster and len(between) > 1 else None
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.basic import fallback_precisions
-from neural_mp.strategies.decisions import fall_back_one_by_one, low_decisions, noise_read
+from neural_mp.strategies.basic import choose_fallback_precisions
+from neural_mp.strategies.decisions import fall_back_one_by_one, list_low_decisions, sum_input_noise
 
 
 class HawqV2(Strategy):
@@ -41,9 +41,12 @@ class HawqV2(Strategy):
             return
         scores = problem.probe.weight_sensitivity()
         order = sorted(  # the worst first
-            low_decisions(problem, base),
-            key=lambda ops: (-sum(scores.get(op, 0.0) for op in ops), -noise_read(problem, ops)),
+            list_low_decisions(problem, base),
+            key=lambda ops: (
+                -sum(scores.get(op, 0.0) for op in ops),
+                -sum_input_noise(problem, ops),
+            ),
         )
-        for target in fallback_precisions(problem):
+        for target in choose_fallback_precisions(problem):
             if (yield from fall_back_one_by_one(problem, base, order, target)):
                 return

@@ -15,16 +15,16 @@ from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.search.corrections import (
     Int8Settings,
-    best_corrections,
-    corrected_nsr,
-    rescale_estimates,
+    apply_correction_nsr,
+    choose_best_corrections,
+    rescale_noise_estimates,
     with_corrections,
 )
 from neural_mp.search.cost_model import (
     CostInputs,
     CostModel,
-    cost_model,
-    predicted_time,
+    build_cost_model,
+    predict_plan_time,
     without_int8,
     without_tensors,
 )
@@ -33,17 +33,17 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
 from neural_mp.strategies.front_gap import (
-    first_fallbacks,
-    further_fallbacks,
     has_less_loss,
+    list_first_fallbacks,
+    list_further_fallbacks,
     plan_halfway,
     tolerated_noise_ratio,
 )
 from neural_mp.strategies.refinement import (
-    fastest_nearby,
-    low_ops,
+    find_fastest_nearby,
+    list_low_ops,
+    list_neighbouring_plans,
     lower_only,
-    neighbouring_plans,
     without_a_type,
 )
 
@@ -103,12 +103,12 @@ class MinimumCut(Strategy):
             return
         problem = exclude_precisions(problem, low)
         has_int8 = Precision.INT8 in problem.space.usable_precisions
-        yield from _Run(problem).search() if has_int8 else Basic().search(problem)
+        yield from _Run(problem).run_search() if has_int8 else Basic().search(problem)
 
 
 def fastest_by_time(problem: TuningProblem) -> PrecisionPlan:
     """Return the fastest plan by measured times; without times, the plan of lowest precisions."""
-    return _Run(problem).fastest()
+    return _Run(problem).find_fastest_plan()
 
 
 @dataclass
@@ -124,16 +124,18 @@ class _Run:
 
     def __post_init__(self) -> None:
         observations = self.problem.observations
-        self.corrections = best_corrections(observations)
-        self.noise = corrected_nsr(observations, self.corrections)
-        self.model = self._cost_model()
+        self.corrections = choose_best_corrections(observations)
+        self.noise = apply_correction_nsr(observations, self.corrections)
+        self.model = self._build_cost_model()
 
-    def _cost_model(
+    def _build_cost_model(
         self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
     ) -> CostModel:
-        return cost_model(self.problem.space, self._cost_inputs(sensitivities, conversion_factor))
+        return build_cost_model(
+            self.problem.space, self._collect_cost_inputs(sensitivities, conversion_factor)
+        )
 
-    def _cost_inputs(
+    def _collect_cost_inputs(
         self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
     ) -> CostInputs:
         times = self.within or self.problem.probe.times()
@@ -146,8 +148,8 @@ class _Run:
             in_place=self.within is not None,
         )
 
-    def search(self) -> Steps:
-        plans = first_plans(self.problem, self.model, self._apply_int8_settings)
+    def run_search(self) -> Steps:
+        plans = choose_first_plans(self.problem, self.model, self._apply_int8_settings)
         fastest = plans.fastest
         first = yield from self._try_plan(fastest)
         if first is None:
@@ -157,7 +159,7 @@ class _Run:
             if alternative is not None and alternative.loss is not None:
                 fastest, first = plans.as_fast, alternative
         if not first.meets_accuracy:
-            for_size = self._cost_inputs().in_int8_for_size_only(fastest)
+            for_size = self._collect_cost_inputs().in_int8_for_size_only(fastest)
             faithful = without_int8(self.problem.space, fastest, for_size)
             trial = yield from self._try_plan(faithful)
             if trial is not None and has_less_loss(trial, first):
@@ -175,27 +177,29 @@ class _Run:
     def _has_met(self) -> bool:
         return any(trial.met for trial in self.tried.values())
 
-    def fastest(self) -> PrecisionPlan:
+    def find_fastest_plan(self) -> PrecisionPlan:
         """Return the fastest plan by latencies of whole models, see `fastest_by_time`."""
         space = self.problem.space
         if not self.problem.probe.times().ops:
             return self._apply_int8_settings(space.fastest_plan())
         plan = self._apply_int8_settings(
-            first_plans(self.problem, self.model, self._apply_int8_settings).fastest
+            choose_first_plans(self.problem, self.model, self._apply_int8_settings).fastest
         )
 
         def candidate_plans(plan: PrecisionPlan) -> list[PrecisionPlan]:
-            plans = map(self._resolve_plan, without_a_type(space, plan, self._saved_seconds(plan)))
+            plans = map(
+                self._resolve_plan, without_a_type(space, plan, self._estimate_saved_seconds(plan))
+            )
             return [resolved.plan for resolved in plans if resolved.has_low_precision]
 
-        return fastest_nearby(self.problem.probe, plan, candidate_plans) or plan
+        return find_fastest_nearby(self.problem.probe, plan, candidate_plans) or plan
 
     def _resolve_plan(self, plan: PrecisionPlan) -> ResolvedPlan:
         return self.problem.space.resolve(self._apply_int8_settings(plan))
 
     def _apply_int8_settings(self, plan: PrecisionPlan) -> PrecisionPlan:
         space = self.problem.space
-        return self.settings.applied(with_corrections(plan, space, self.corrections), space)
+        return self.settings.apply_to_plan(with_corrections(plan, space, self.corrections), space)
 
     def _try_plan(
         self, plan: PrecisionPlan
@@ -221,51 +225,53 @@ class _Run:
             off = self._is_latency_mispredicted(fastest)
             if off:
                 self.within = self.problem.probe.times_within(fastest.plan) or self.within
-            better = fastest_nearby(self.problem.probe, fastest.plan, self._nearby_candidates)
+            better = find_fastest_nearby(
+                self.problem.probe, fastest.plan, self._iterate_nearby_candidates
+            )
             if better is None and off:  # No measurement: the trial decides.
-                better = self._solved_within(fastest.plan)
+                better = self._solve_within_plan(fastest.plan)
             if better is None or self._resolve_plan(better) in self.tried:
                 return
             yield from self._try_plan(better)
 
     def _is_latency_mispredicted(self, trial: Trial) -> bool:
         measured = trial.objectives.get("relative_latency")
-        predicted = predicted_time(self.problem.space, self._cost_inputs(), trial.plan)
+        predicted = predict_plan_time(self.problem.space, self._collect_cost_inputs(), trial.plan)
         return (
             measured is not None and predicted is not None and abs(measured / predicted - 1) > _OFF
         )
 
-    def _nearby_candidates(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
+    def _iterate_nearby_candidates(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """Yield plans to measure against a plan, most promising first.
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
-        space, inputs = self.problem.space, replace(self._cost_inputs(), in_place=True)
-        nearby = neighbouring_plans(space, plan, inputs, may_lower=self._all_accurate())
-        resolved = map(self._resolve_plan, [self._solved_within(plan), *nearby])
+        space, inputs = self.problem.space, replace(self._collect_cost_inputs(), in_place=True)
+        nearby = list_neighbouring_plans(space, plan, inputs, may_lower=self._all_accurate())
+        resolved = map(self._resolve_plan, [self._solve_within_plan(plan), *nearby])
         visited = {*self.tried, space.resolve(plan)}
         for candidate in resolved:
             if candidate not in visited and candidate.has_low_precision:
                 visited.add(candidate)
                 yield candidate.plan
 
-    def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
+    def _solve_within_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return the best plan by the times measured within another plan.
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
-        cut = self._apply_int8_settings(self._cost_model().best_plan(0.0))
-        return cut if self._all_accurate() else lower_only(plan, low_ops(cut))
+        cut = self._apply_int8_settings(self._build_cost_model().find_best_plan(0.0))
+        return cut if self._all_accurate() else lower_only(plan, list_low_ops(cut))
 
     def _all_accurate(self) -> bool:
         return all(trial.meets_accuracy for trial in self.tried.values())
 
-    def _saved_seconds(self, plan: PrecisionPlan) -> dict[str, float]:
+    def _estimate_saved_seconds(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return op in a lower precision → saved seconds, for ops timed in both precisions."""
         times = (self.within or self.problem.probe.times()).ops
         return {
             op: by[Precision.FP32] - by[plan[op].precision]
-            for op in low_ops(plan)
+            for op in list_low_ops(plan)
             if (by := times.get(op)) is not None and {Precision.FP32, plan[op].precision} <= set(by)
         }
 
@@ -280,11 +286,11 @@ class _Run:
         plan = min(slow, key=lambda trial: trial.relative_cost(self.problem.objectives)).plan
         fewer: list[PrecisionPlan] = []
         for factor in _CONVERSION_COST_FACTORS:
-            cut = self._cost_model(conversion_factor=factor).best_plan(0.0)
+            cut = self._build_cost_model(conversion_factor=factor).find_best_plan(0.0)
             fewer.append(
                 lower_only(plan, [op for op in cut if cut[op].precision is Precision.INT8])
             )
-        gains = self._saved_seconds(plan)
+        gains = self._estimate_saved_seconds(plan)
         best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
         # All ops that gain time, then the top half, quarter, eighth.
         fewer += [lower_only(plan, best[: len(gains) // divisor]) for divisor in (1, 2, 4, 8)]
@@ -321,7 +327,7 @@ class _Run:
     def _try_reconstruction(self, plan: PrecisionPlan) -> Steps:
         """Try weights learned from FP32 results, if a few samples show less noise."""
         probe, unlearned = self.problem.probe, self.settings
-        learned = probe.reconstructable()
+        learned = probe.reconstructable_ops()
         baseline = probe.output_noise(self._apply_int8_settings(plan)) if learned else None
         if baseline is None:
             return
@@ -332,19 +338,22 @@ class _Run:
         yield from self._try_plan(plan)
 
     def _bisect_front(self, fastest: PrecisionPlan) -> Steps:
-        self.model = self._cost_model(
-            rescale_estimates(self.noise, self._measure_output_noise(fastest))
+        self.model = self._build_cost_model(
+            rescale_noise_estimates(self.noise, self._measure_output_noise(fastest))
         )
-        missed, met = self.model.cost(fastest), self.model.assignment.cost(self.model.cut.best(inf))
-        first, tensors = self.tried[self._resolve_plan(fastest)], self._noisiest_tensors()
-        guesses = first_fallbacks(self.problem, self.model, first, tensors, self.noise)
+        missed, met = (
+            self.model.plan_cost(fastest),
+            self.model.assignment.evaluate_cost(self.model.cut_solver.find_best_levels(inf)),
+        )
+        first, tensors = self.tried[self._resolve_plan(fastest)], self._list_noisiest_tensors()
+        guesses = list_first_fallbacks(self.problem, self.model, first, tensors, self.noise)
         guesses = [plan for plan in guesses if self._resolve_plan(plan) not in self.tried]
         while self._may_go_on():
             time, gain = met[0] - missed[0], missed[1] - met[1]
             if guesses:
                 plan = guesses.pop(0)
             elif time > 0 and gain > 0:  # at this weight, both costs are equally good
-                plan = self.model.best_plan(time / gain)
+                plan = self.model.find_best_plan(time / gain)
             else:
                 break
             if self._resolve_plan(plan) in self.tried:
@@ -352,22 +361,24 @@ class _Run:
             if (trial := (yield from self._try_plan(plan))) is None:
                 break
             if trial.meets_accuracy:
-                met, guesses = self.model.cost(plan), []
+                met, guesses = self.model.plan_cost(plan), []
             else:
-                missed = self.model.cost(plan)
-                again = further_fallbacks(self.problem, self.model, (first, trial), tensors)
+                missed = self.model.plan_cost(plan)
+                again = list_further_fallbacks(self.problem, self.model, (first, trial), tensors)
                 guesses = [p for p in again if self._resolve_plan(p) not in self.tried] + guesses
         if not any(trial.meets_accuracy for trial in self.tried.values()):
             yield from self._fall_back_by_noise(fastest)
         for _ in range(_GAP_TRIALS):
             trials = list(self.tried.values())
-            halfway = plan_halfway(self.problem.space, self.model, trials, self._noisiest_tensors())
+            halfway = plan_halfway(
+                self.problem.space, self.model, trials, self._list_noisiest_tensors()
+            )
             if halfway is not None:
                 yield from self._try_plan(halfway)
 
     def _fall_back_by_noise(self, fastest: PrecisionPlan) -> Steps:
         """Move the noisiest tensors out of INT8 in doubling steps, once the front is exhausted."""
-        tensors, count = self._noisiest_tensors(), 1
+        tensors, count = self._list_noisiest_tensors(), 1
         while count < len(tensors) and self._may_go_on():
             plan = without_tensors(self.problem.space, fastest, tensors[:count])
             trial = yield from self._try_plan(plan)
@@ -375,7 +386,7 @@ class _Run:
                 return
             count *= 2
 
-    def _noisiest_tensors(self) -> list[QuantizedTensor]:
+    def _list_noisiest_tensors(self) -> list[QuantizedTensor]:
         return sorted(
             self.problem.space.tensors, key=lambda t: self.noise.get(t.name, 0.0), reverse=True
         )
@@ -386,7 +397,7 @@ class _Run:
     def _measure_output_noise(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return the output noise due to each of the noisiest tensors."""
         noises = {}
-        for tensor in self._noisiest_tensors()[:_MEASURED_EXACTLY]:
+        for tensor in self._list_noisiest_tensors()[:_MEASURED_EXACTLY]:
             isolated = lower_only(plan, tensor.quantizing_ops)
             noise = self.problem.probe.output_noise(
                 self._apply_int8_settings(isolated), tensor.name
@@ -415,7 +426,7 @@ class FirstPlans:
     as_fast: PrecisionPlan | None = None
 
 
-def first_plans(
+def choose_first_plans(
     problem: TuningProblem, model: CostModel, finished: Callable[[PrecisionPlan], PrecisionPlan]
 ) -> FirstPlans:
     """Return the plans to start from; `finished` completes a plan by corrections."""
@@ -429,7 +440,7 @@ def first_plans(
         return FirstPlans(candidates[0])
     seconds = problem.probe.first_latencies([finished(plan) for plan in (low, *candidates)])
     if seconds is None:
-        baseline, least = (model.cost(plan)[0] for plan in (low, candidates[0]))
+        baseline, least = (model.plan_cost(plan)[0] for plan in (low, candidates[0]))
         return FirstPlans(candidates[0] if least < baseline * _PREDICTED_AS_FASTER else low)
     baseline, *measured = seconds
     least, best = min(zip(measured, candidates, strict=True), key=lambda pair: pair[0])
@@ -446,26 +457,26 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
     up take its precisions first, and then the lowest float precision, as all ops without INT8 do
     next, and all ops last: single ops do not show the conversions that a whole model saves.
     """
-    cut = model.best_plan(0.0)
+    cut = model.find_best_plan(0.0)
     yield cut
 
-    def op_time(op: str, plan: PrecisionPlan) -> float:
+    def get_op_time(op: str, plan: PrecisionPlan) -> float:
         return model.assignment.costs[op][model.levels.index(plan[op].precision)][0]
 
     in_int8 = [op for op in low if low[op].precision is Precision.INT8 and op in cut]
-    faster = [op for op in in_int8 if op_time(op, cut) < op_time(op, low)]
+    faster = [op for op in in_int8 if get_op_time(op, cut) < get_op_time(op, low)]
     yield low.replacing({op: cut[op] for op in faster})
-    yield low.replacing({op: _lowest_float(op, model) for op in faster})
+    yield low.replacing({op: _find_lowest_float(op, model) for op in faster})
     floats = [precision for precision in model.space.usable_precisions if precision.is_16_bit]
     if not floats:
         return
     yield model.space.with_floats_in(low, floats[0])
-    in_floats = low.replacing({op: _lowest_float(op, model) for op in in_int8})
-    if model.cost(in_floats)[0] < _WORTH_A_MEASUREMENT * model.cost(low)[0]:
+    in_floats = low.replacing({op: _find_lowest_float(op, model) for op in in_int8})
+    if model.plan_cost(in_floats)[0] < _WORTH_A_MEASUREMENT * model.plan_cost(low)[0]:
         yield model.space.with_floats_in(in_floats, floats[0])
 
 
-def _lowest_float(op: str, model: CostModel) -> OpConfig:
+def _find_lowest_float(op: str, model: CostModel) -> OpConfig:
     floats = (model.space.choice(op, level) for level in model.levels if not level.is_integer)
     return next(config for config in floats if config is not None)
 

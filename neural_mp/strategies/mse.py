@@ -9,13 +9,18 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.basic import Basic, at_precision, fallback_precisions, lowered_ops
+from neural_mp.strategies.basic import (
+    Basic,
+    choose_fallback_precisions,
+    list_lowered_ops,
+    set_op_precision,
+)
 from neural_mp.strategies.decisions import (
     Decision,
     fall_back_one_by_one,
-    low_decisions,
-    noise_read,
-    output_noises,
+    list_low_decisions,
+    measure_output_noises,
+    sum_input_noise,
 )
 
 
@@ -41,18 +46,18 @@ class Mse(Basic):
         self, problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str], target: Precision
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Run steps 3 and 4; return whether a plan met the target."""
-        low = low_decisions(problem, base)
+        low = list_low_decisions(problem, base)
         decisions = [ops for ops in low if not helped or not helped.isdisjoint(ops)]
         # Types that only follow others into 16 bits may have helped, too.
-        decisions += [(op,) for op in sorted(helped.difference(lowered_ops(problem, base)))]
-        scores = _decision_errors(problem, base, decisions)
+        decisions += [(op,) for op in sorted(helped.difference(list_lowered_ops(problem, base)))]
+        scores = _measure_decision_errors(problem, base, decisions)
         if not any(scores.values()):
             return (yield from super().by_op(problem, base, helped, target))
         order = sorted(decisions, key=lambda ops: -scores[ops])
         return (yield from fall_back_one_by_one(problem, base, order, target))
 
 
-def _decision_errors(
+def _measure_decision_errors(
     problem: TuningProblem, base: PrecisionPlan, decisions: list[Decision]
 ) -> dict[Decision, float]:
     effective = problem.space.resolve(base).effective
@@ -61,9 +66,9 @@ def _decision_errors(
         PrecisionPlan({**fp32, **{op: base.get(op) or OpConfig(effective[op]) for op in ops}})
         for ops in decisions
     )
-    noises = output_noises(problem, plans, [ops[0] for ops in decisions])
+    noises = measure_output_noises(problem, plans, [ops[0] for ops in decisions])
     if noises is None:
-        noises = [noise_read(problem, ops) for ops in decisions]
+        noises = [sum_input_noise(problem, ops) for ops in decisions]
     return dict(zip(decisions, noises, strict=True))
 
 
@@ -102,7 +107,7 @@ class MseV2(Strategy):
         if trial.met:
             return
         tried = {resolved}
-        for target in fallback_precisions(problem):
+        for target in choose_fallback_precisions(problem):
             plan, raised = yield from _raise_decisions(problem, base, target, tried)
             if plan is not None:
                 yield from _revert_decisions(problem, base, plan, raised, tried)
@@ -114,11 +119,11 @@ def _raise_decisions(
 ) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan | None, list[Decision]]]:
     """Run step 2; return the plan that meets the target, or None, and the raised decisions."""
     space, plan = problem.space, base
-    remaining = low_decisions(problem, base)
+    remaining = list_low_decisions(problem, base)
     raised: list[Decision] = []
     while remaining:
-        moved = {ops: at_precision(space, plan, ops, target) for ops in remaining}
-        ops = _quietest_decision(problem, moved, lowered=False)
+        moved = {ops: set_op_precision(space, plan, ops, target) for ops in remaining}
+        ops = _find_quietest_decision(problem, moved, lowered=False)
         remaining.remove(ops)
         raised.append(ops)
         plan = moved[ops]
@@ -149,7 +154,7 @@ def _revert_decisions(
         moved = {ops: c for ops, c in moved.items() if space.resolve(c) not in tried}
         if not moved:
             return
-        ops = _quietest_decision(problem, moved, lowered=True)
+        ops = _find_quietest_decision(problem, moved, lowered=True)
         remaining.remove(ops)
         plan = moved[ops]
         tried.add(space.resolve(plan))
@@ -158,13 +163,15 @@ def _revert_decisions(
             return
 
 
-def _quietest_decision(problem: TuningProblem, moved: Candidates, *, lowered: bool) -> Decision:
+def _find_quietest_decision(
+    problem: TuningProblem, moved: Candidates, *, lowered: bool
+) -> Decision:
     """Return the decision whose move leaves the least output noise.
 
     If output noise is unavailable or equal, the noise of the tensors that the decision reads
     decides: least first if the move lowers the decision, most first if it raises it.
     """
     sign = 1 if lowered else -1
-    noises = output_noises(problem, moved.values()) or [0.0] * len(moved)
+    noises = measure_output_noises(problem, moved.values()) or [0.0] * len(moved)
     at_outputs = dict(zip(moved, noises, strict=True))
-    return min(moved, key=lambda ops: (at_outputs[ops], sign * noise_read(problem, ops)))
+    return min(moved, key=lambda ops: (at_outputs[ops], sign * sum_input_noise(problem, ops)))

@@ -14,9 +14,14 @@ from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.decisions import Combination, NewPlans, combinations, levels
+from neural_mp.strategies.decisions import (
+    Combination,
+    NewPlans,
+    decision_levels,
+    iterate_combinations,
+)
 from neural_mp.util.optional_packages import install_command
-from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.optuna_logging import silence_optuna_log
 
 if TYPE_CHECKING:
     import optuna
@@ -51,7 +56,7 @@ class OptunaStrategy(Strategy):
     repeats: ClassVar[int] = 5
 
     @abstractmethod
-    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+    def create_sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """Return the Optuna sampler."""
 
     def search(self, problem: TuningProblem) -> Search:
@@ -62,17 +67,17 @@ class OptunaStrategy(Strategy):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = self.sampler(problem.seed)
+            sampler = self.create_sampler(problem.seed)
         study = _Study(problem.space, sampler, self.repeats)
         best, without_gain = inf, 0
         while without_gain < _MAX_TRIALS_WITHOUT_GAIN:
-            drawn = study.draw(self.round_size)
+            drawn = study.draw_plans(self.round_size)
             if not drawn:
                 return
             trials = yield [plan for _, plan in drawn]
             for (draw, _), trial in zip(drawn, trials, strict=True):
-                value = objective_value(problem, trial)
-                study.report(draw, value)
+                value = compute_objective_value(problem, trial)
+                study.report_value(draw, value)
                 without_gain = 0 if value < best else without_gain + 1
                 best = min(best, value)
 
@@ -85,23 +90,23 @@ class _Study:
     ) -> None:
         import optuna
 
-        with quiet_optuna():
+        with silence_optuna_log():
             self._study = optuna.create_study(study_name="plans", sampler=sampler)
         self._plans, self._repeats = NewPlans(space), repeats
-        self._levels = {ops[0]: levels(space, ops) for ops in space.decision_groups}
+        self._levels = {ops[0]: decision_levels(space, ops) for ops in space.decision_groups}
         self._variables: dict[str, optuna.distributions.BaseDistribution] = {
             name: optuna.distributions.CategoricalDistribution([str(level) for level in choices])
             for name, choices in self._levels.items()
         }
-        self._in_order = combinations(list(self._levels.values()))
+        self._in_order = iterate_combinations(list(self._levels.values()))
         self._drawn: set[Combination] = set()
 
-    def draw(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
+    def draw_plans(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
         """Return `count` new plans, or fewer if no more are left."""
         draws = (self._draw_one() for _ in range(count))
         return [draw for draw in draws if draw is not None]
 
-    def report(self, draw: optuna.Trial, value: float) -> None:
+    def report_value(self, draw: optuna.Trial, value: float) -> None:
         """Report the objective value of a draw."""
         self._study.tell(draw, value)
 
@@ -113,7 +118,9 @@ class _Study:
             if (not self._drawn or repeated >= self._repeats) and not self._enqueue_next():
                 return None
             draw = self._study.ask(self._variables)
-            plan = self._untried_plan(tuple(Precision(draw.params[name]) for name in self._levels))
+            plan = self._make_untried_plan(
+                tuple(Precision(draw.params[name]) for name in self._levels)
+            )
             if plan is not None:
                 return draw, plan
             # Samplers ignore failed draws.
@@ -129,27 +136,27 @@ class _Study:
         self._study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))
         return True
 
-    def _untried_plan(self, combination: Combination) -> PrecisionPlan | None:
+    def _make_untried_plan(self, combination: Combination) -> PrecisionPlan | None:
         """Return the plan of a combination; None if tried before or without a lower precision."""
         if combination in self._drawn:
             return None
         self._drawn.add(combination)
-        return self._plans.new_plan(combination)
+        return self._plans.make_new_plan(combination)
 
 
-def objective_value(problem: TuningProblem, trial: Trial) -> float:
+def compute_objective_value(problem: TuningProblem, trial: Trial) -> float:
     """Return the objective value of a trial (see `OptunaStrategy`)."""
     if not trial.meets_accuracy:
-        return 1.0 + squash_value(trial.ranking_loss)
+        return 1.0 + squash_to_unit(trial.ranking_loss)
     cost = trial.relative_cost(problem.objectives)
     if cost < inf:
-        return squash_value(cost)
+        return squash_to_unit(cost)
     chosen = trial.plan.precisions
     bits = [chosen.get(op, Precision.FP32).bits for op in problem.space.tunable_ops]
-    return squash_value(sum(bits) / (Precision.FP32.bits * len(bits)))
+    return squash_to_unit(sum(bits) / (Precision.FP32.bits * len(bits)))
 
 
-def squash_value(value: float) -> float:
+def squash_to_unit(value: float) -> float:
     """Map 0 … infinity to 0 … 1, monotonically."""
     return 1.0 if value == inf else max(0.0, value) / (1.0 + max(0.0, value))
 
@@ -182,7 +189,7 @@ class Bayesian(OptunaStrategy):
                 f"{install_command('torch')}, or use strategy 'tpe', which requires no torch"
             )
 
-    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+    def create_sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """See the base class."""
         import optuna
 
@@ -204,7 +211,7 @@ class Tpe(OptunaStrategy):
 
     name = "tpe"
 
-    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+    def create_sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """See the base class."""
         import optuna
 
@@ -227,7 +234,7 @@ class RandomSearch(OptunaStrategy):
     name = "random"
     round_size: ClassVar[int] = 8
 
-    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+    def create_sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """See the base class."""
         import optuna
 

@@ -7,11 +7,11 @@ from itertools import islice
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.search.cost_model import CostInputs, cost_model, without_int8
+from neural_mp.search.cost_model import CostInputs, build_cost_model, without_int8
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
-from neural_mp.strategies.basic import at_precision, group_by_type
-from neural_mp.strategies.decisions import levels
+from neural_mp.strategies.basic import group_by_type, set_op_precision
+from neural_mp.strategies.decisions import decision_levels
 
 #: Maximum number of plans measured per round, and of rounds.
 _NEIGHBOURS, _MAX_ROUNDS = 6, 4
@@ -21,20 +21,24 @@ _FEW_NEIGHBOURS = 2
 _FASTER = 0.99
 
 
-def neighbouring_plans(
+def list_neighbouring_plans(
     space: TuningSpace, plan: PrecisionPlan, inputs: CostInputs, may_lower: bool
 ) -> list[PrecisionPlan]:
     """Return the plans that differ from a plan in one decision, fastest by single ops first.
 
     Unless `may_lower`, decisions only fall back.
     """
-    model, precisions, plans = cost_model(space, inputs), plan.precisions, list[PrecisionPlan]()
+    model, precisions, plans = (
+        build_cost_model(space, inputs),
+        plan.precisions,
+        list[PrecisionPlan](),
+    )
     for ops in space.decision_groups:
         bits = max(precisions.get(op, Precision.FP32).bits for op in ops)
-        for level in levels(space, ops):
+        for level in decision_levels(space, ops):
             if level.bits > bits or (may_lower and level.bits < bits):
-                plans.append(at_precision(space, plan, ops, level))
-    return sorted(dict.fromkeys(plans), key=lambda candidate: model.cost(candidate)[0])
+                plans.append(set_op_precision(space, plan, ops, level))
+    return sorted(dict.fromkeys(plans), key=lambda candidate: model.plan_cost(candidate)[0])
 
 
 def without_a_type(
@@ -50,7 +54,7 @@ def without_a_type(
     return [without_int8(space, plan, ops) for ops in order]
 
 
-def fastest_nearby(
+def find_fastest_nearby(
     probe: Probe,
     plan: PrecisionPlan,
     candidates: Callable[[PrecisionPlan], Iterable[PrecisionPlan]],
@@ -91,6 +95,6 @@ def lower_only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
     return plan.replacing({op: FP32 for op in plan if op not in lowered})
 
 
-def low_ops(plan: PrecisionPlan) -> set[str]:
+def list_low_ops(plan: PrecisionPlan) -> set[str]:
     """Return the ops that a plan has in a lower precision."""
     return {op for op, config in plan.items() if config.precision is not Precision.FP32}

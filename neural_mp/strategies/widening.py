@@ -14,10 +14,10 @@ from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import (
     LEAST_FALL_RATIO,
     WidthPlan,
-    calibrated,
     choose_algorithms,
-    widening_path,
+    trace_widening_path,
     with_algorithms,
+    with_best_calibration,
 )
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
@@ -71,7 +71,7 @@ class Widening(Strategy):
         plain = PrecisionPlan({op: own[0] for op, own in choices.items()})
         corrections = _choose_corrections(plain, figures, problem)
         if corrections.changes_plan:
-            (trial,) = yield [corrections.applied(plain)]
+            (trial,) = yield [corrections.apply_to_plan(plain)]
             if trial.meets_accuracy:
                 return
             trials -= 1
@@ -83,8 +83,8 @@ class Widening(Strategy):
         costs = TargetCosts(target, figures.macs, figures.elements)
         in_float = sum(costs.of_op(op, FP32) for op in choices)
         path = [
-            replace(plan, configs=corrections.applied(PrecisionPlan(plan.configs)).configs)
-            for plan in widening_path(choices, figures, costs.of_op)
+            replace(plan, configs=corrections.apply_to_plan(PrecisionPlan(plan.configs)).configs)
+            for plan in trace_widening_path(choices, figures, costs.of_op)
             if plan.cost < in_float
         ]
         yield from _try_path(path, problem, narrowest.loss, trials)
@@ -109,9 +109,9 @@ class _Corrections:
         """Whether there is a change."""
         return bool(self.algorithms or self.biases)
 
-    def applied(self, plan: PrecisionPlan) -> PrecisionPlan:
+    def apply_to_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return a plan with the changes; biases only of ops in 8 bits."""
-        changed = PrecisionPlan(calibrated(plan.configs, self.figures, self.algorithms))
+        changed = PrecisionPlan(with_best_calibration(plan.configs, self.figures, self.algorithms))
         narrow = [op for op in self.biases if changed[op].precision is Precision.INT8]
         return changed.replacing(
             {op: replace(changed[op], corrections=("bias_correction",)) for op in narrow}
@@ -122,13 +122,13 @@ def _choose_corrections(
     plan: PrecisionPlan, figures: WidthFigures, problem: TuningProblem
 ) -> _Corrections:
     """Return the changes that lower the noise of the narrowest plan clearly, each by itself."""
-    algorithms = _offered_algorithms(problem.space, choose_algorithms(figures))
+    algorithms = _list_offered_algorithms(problem.space, choose_algorithms(figures))
     quieter = with_algorithms(figures, algorithms)
     chosen = _Corrections(figures) if quieter is None else _Corrections(quieter, algorithms)
     corrected = replace(chosen, biases=tuple(op for op in figures.biases if op in plan))
     if not corrected.biases:
         return chosen
-    before, after = (problem.probe.output_noise(c.applied(plan)) for c in (chosen, corrected))
+    before, after = (problem.probe.output_noise(c.apply_to_plan(plan)) for c in (chosen, corrected))
     if before is None or after is None or after >= (1 - LEAST_FALL_RATIO) * before:
         return chosen
     return corrected
@@ -141,7 +141,7 @@ def _loses_less(trial: Trial, reference: Trial) -> bool:
     return trial.loss < reference.loss
 
 
-def _offered_algorithms(
+def _list_offered_algorithms(
     space: TuningSpace, algorithms: Mapping[str, CalibrationAlgorithm]
 ) -> dict[str, CalibrationAlgorithm]:
     """Return op → its calibration algorithm, of ops for which the space has that algorithm."""
@@ -158,7 +158,7 @@ def _choices_by_width(space: TuningSpace) -> dict[str, tuple[OpConfig, ...]]:
     for op in space.tunable_ops:
         by_width: dict[Widths | None, OpConfig] = {}
         for config in space.choices(op):
-            by_width.setdefault(Widths.of(config), config)
+            by_width.setdefault(Widths.from_config(config), config)
         choices[op] = tuple(by_width.values())
     return choices
 
@@ -175,7 +175,7 @@ def _try_path(
     for remaining in reversed(range(trials)):
         if met - missed <= 1 or _gains_little(path, missed, met):
             return
-        index = _next_index(path, missed, met, loss, problem.tolerance)
+        index = _choose_next_index(path, missed, met, loss, problem.tolerance)
         if not remaining and met == len(path):
             index = met - 1
         (trial,) = yield [PrecisionPlan(path[index].configs)]
@@ -192,7 +192,7 @@ def _gains_little(path: Sequence[WidthPlan], missed: int, met: int) -> bool:
     return path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost
 
 
-def _next_index(
+def _choose_next_index(
     path: Sequence[WidthPlan], missed: int, met: int, loss: float | None, tolerance: float | None
 ) -> int:
     """Return the index of the next plan to try, between one that missed and one that met.

@@ -33,7 +33,7 @@ class TargetCosts:
 
     def of_op(self, op: str, config: OpConfig) -> float:
         """Return the estimated cost of an op in a config."""
-        widths, cost = Widths.of(config), self.profile.cost
+        widths, cost = Widths.from_config(config), self.profile.cost
         if widths is None:
             per_mac, size = cost.float_mac, _FLOAT_BYTES
         else:
@@ -45,12 +45,12 @@ class TargetCosts:
         """Return the estimated cost of a plan; ops that are not named are in float."""
         return sum(self.of_op(op, configs.get(op, FP32)) for op in self.elements)
 
-    def figures(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
+    def estimate_objectives(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
         """Return the estimated cost of a plan as objectives: in units, and relative to float."""
         cost, in_float = self.of_plan(configs), self.of_plan({})
         return {"target": cost, "relative_target": cost / in_float if in_float else 1.0}
 
-    def shares(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
+    def multiplication_shares(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
         """Return the word of the widths → their fraction of all multiplications.
 
         Products of two activations count as `w8a8` or `w16a16`, by the type of both factors.

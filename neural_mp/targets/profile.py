@@ -21,7 +21,7 @@ from neural_mp.targets.widths import Widths
 from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.validators import (
     integer,
-    invalid,
+    invalid_value_error,
     list_of,
     one_of,
     positive_float,
@@ -40,29 +40,29 @@ REWRITES = ("erf_to_gelu", "layer_norm", "mask_clip")
 _DOCS = "docs/targets.md"
 
 
-def _op_types(value: object) -> frozenset[str]:
+def _parse_op_types(value: object) -> frozenset[str]:
     return frozenset(list_of(short_string, "a list of op types")(value))
 
 
-def _schema(value: object) -> int:
+def _parse_schema(value: object) -> int:
     if integer(value) != SCHEMA:
-        raise invalid(f"{SCHEMA}, the version that this release reads", value)
+        raise invalid_value_error(f"{SCHEMA}, the version that this release reads", value)
     return SCHEMA
 
 
-def _opsets(value: object) -> tuple[int, int]:
+def _parse_opsets(value: object) -> tuple[int, int]:
     bounds = list_of(integer, "the least and the newest opset")(value)
     if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
-        raise invalid("the least and the newest opset, e.g. [13, 21]", value)
+        raise invalid_value_error("the least and the newest opset, e.g. [13, 21]", value)
     return bounds[0], bounds[1]
 
 
-def _granularity(value: object) -> Granularity:
+def _parse_granularity(value: object) -> Granularity:
     allowed = (Granularity.PER_CHANNEL.value, Granularity.PER_TENSOR.value)
     return Granularity(one_of(allowed)(value))
 
 
-_OpTypes = Annotated[frozenset[str], _op_types]
+_OpTypes = Annotated[frozenset[str], _parse_op_types]
 _Name = Annotated[str, short_string]
 _Factor = Annotated[float, positive_float]
 _ScaleRule = Annotated[str, one_of(("any", "power_of_two"))]
@@ -106,7 +106,7 @@ class Weights(_Part):
     """
 
     types: tuple[QuantDType, ...]
-    granularity: Annotated[Granularity, _granularity]
+    granularity: Annotated[Granularity, _parse_granularity]
     per_tensor: _OpTypes = frozenset()
     scale: _ScaleRule = "any"
     by_op: Mapping[_Name, QuantDType] = field(default_factory=dict)
@@ -218,11 +218,11 @@ class TargetProfile(_Part):
         sources: addresses of documents and sources.
     """
 
-    schema: Annotated[int, _schema]
+    schema: Annotated[int, _parse_schema]
     name: _Name
     title: _Name
     evidence: Annotated[str, one_of(("measured", "documents"))]
-    opset: Annotated[tuple[int, int], _opsets]
+    opset: Annotated[tuple[int, int], _parse_opsets]
     shapes: Annotated[str, one_of(("static", "dynamic"))]
     activation: Activations
     weight: Weights
@@ -243,13 +243,13 @@ class TargetProfile(_Part):
     sources: tuple[str, ...] = ()
 
     @cached_property
-    def _widths(self) -> Mapping[str, tuple[Widths, ...]]:
+    def _widths_by_type(self) -> Mapping[str, tuple[Widths, ...]]:
         groups = {kind: group.widths for group in self.others for kind in group.types}
         return {**groups, **self.ops}
 
     def widths_of(self, op_type: str) -> tuple[Widths, ...]:
         """Return the widths that the target computes an op type in, the cheapest first."""
-        return self._widths.get(op_type, ())
+        return self._widths_by_type.get(op_type, ())
 
     def widths_of_kind(self, has_weight: bool) -> tuple[Widths, ...]:
         """Return all widths of ops with a weight, or of those without, the narrowest first."""

@@ -43,7 +43,7 @@ class Widths(StringEnum):
         return Precision.INT8 if self.activation_bits == 8 else Precision.INT16
 
     @classmethod
-    def of(cls, config: OpConfig) -> Widths | None:
+    def from_config(cls, config: OpConfig) -> Widths | None:
         """Return the widths of a config in integers; None for a float config."""
         if config.activation is None:
             return None
@@ -53,4 +53,4 @@ class Widths(StringEnum):
 
 def words_of(config: OpConfig) -> str:
     """Return the word of a config in plans and reports: widths, or the float precision."""
-    return str(Widths.of(config) or config.precision)
+    return str(Widths.from_config(config) or config.precision)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neural_mp.util.lazy_exports import lazy_exports
+from neural_mp.util.lazy_exports import make_lazy_getter
 
 if TYPE_CHECKING:
     from neural_mp.testing.adaptor_contract import AdaptorContract
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_exports(__name__, _LAZY)
+__getattr__ = make_lazy_getter(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:

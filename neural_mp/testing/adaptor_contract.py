@@ -18,10 +18,10 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
 from neural_mp.profiling.audit import Audit, audit_model
-from neural_mp.space import TuningSpace, planned_ops
+from neural_mp.space import TuningSpace, list_effective_ops
 from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
 from neural_mp.testing.on_digits import OnDigits
-from neural_mp.util.pytree import float_arrays, tree_leaves
+from neural_mp.util.pytree import list_float_arrays, tree_leaves
 
 INT4, INT8 = Precision.INT4, Precision.INT8
 BF16, FP16 = Precision.BF16, Precision.FP16
@@ -124,7 +124,7 @@ class AdaptorContract(OnDigits):
             pytest.skip(f"{cls.framework} does not say which kernels ran")
 
         def audit_plan(plan: PrecisionPlan) -> Audit:
-            planned = planned_ops(space, space.resolve(plan))
+            planned = list_effective_ops(space, space.resolve(plan))
             return audit_model(LoadedModel(adaptor, convert(plan)), planned)
 
         return audit_plan
@@ -261,11 +261,11 @@ class AdaptorContract(OnDigits):
         plan = mixed(space, 0)
         adaptor.save(convert(plan), tmp_path)
         restored = LoadedModel(adaptor, adaptor.restore(tmp_path))
-        assert audit_model(restored, planned_ops(space, space.resolve(plan))).holds
+        assert audit_model(restored, list_effective_ops(space, space.resolve(plan))).holds
 
     def test_a_plan_that_says_more_than_ran_does_not_hold(self, adaptor, space, convert, audit_of):
         """All ops planned in INT8 are findings if the model is FP32."""
-        planned = planned_ops(space, space.resolve(uniform(space, INT8)))
+        planned = list_effective_ops(space, space.resolve(uniform(space, INT8)))
         fp32 = LoadedModel(adaptor, convert(space.fp32_plan()))
         differing = {op.name for op in audit_model(fp32, planned).findings}
         assert differing >= {name for name, op in planned.items() if op.approach is not None}
@@ -273,14 +273,14 @@ class AdaptorContract(OnDigits):
     def test_every_op_that_runs_is_profiled(self, adaptor, model, space, images):
         if not adaptor.offers("time_ops"):
             pytest.skip(f"{self.framework} does not time single ops")
-        runs = LoadedModel(adaptor, model).profile(images)
+        runs = LoadedModel(adaptor, model).profile_ops(images)
         assert set(space.tunable_ops) <= set(runs)
         assert all(seconds >= 0 for durations in runs.values() for seconds in durations)
 
     def test_known_shapes_are_those_of_a_run(self, adaptor, model, images):
         graph = adaptor.graph(model)
         shapes = [graph[name].shape for name in graph.outputs if name in graph]
-        results = float_arrays(adaptor.predict(model, images))
+        results = list_float_arrays(adaptor.predict(model, images))
         for shape, result in zip(shapes, results, strict=True):
             sizes = result.shape if shape is None else shape
             assert len(sizes) == result.ndim

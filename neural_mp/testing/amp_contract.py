@@ -12,7 +12,7 @@ import pytest
 
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.amp import LEVEL, PREFIXES, SWITCH, canonical_lists
+from neural_mp.amp import LEVEL, PREFIXES, SWITCH, build_canonical_lists
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
@@ -107,7 +107,7 @@ class AmpContract(OnDigits):
     def space(self, net, images):
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=images)
-        lists = {p: canonical_lists(p).translated(adaptor.op_kinds) for p in SIXTEEN}
+        lists = {p: build_canonical_lists(p).translated(adaptor.op_kinds) for p in SIXTEEN}
         return adaptor, adaptor.space(model, machine(*SIXTEEN), lists)
 
     def test_canonical_lists_colour_the_net_alike(self, net, images):

@@ -160,7 +160,7 @@ class ComparisonContract(OnDigits):
         whole = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         limit = 1 << 19  # bytes of one result: 32 channels, 64 pixels, 64 images
         monkeypatch.setattr(comparison, "HELD_BYTES", limit)
-        values, sizes = LoadedModel.op_outputs, list[list[int]]()
+        values, sizes = LoadedModel.make_op_outputs, list[list[int]]()
 
         def watch_sizes(model, ops):
             run = values(model, ops)
@@ -172,7 +172,7 @@ class ComparisonContract(OnDigits):
 
             return call_watched
 
-        monkeypatch.setattr(LoadedModel, "op_outputs", watch_sizes)
+        monkeypatch.setattr(LoadedModel, "make_op_outputs", watch_sizes)
         parts = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         # The sizes of the first results of both models are not known in advance.
         assert len(sizes) > 12

@@ -14,13 +14,17 @@ from neural_mp.adaptors.common.optional import Corrections
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.weights.corrections import apply_corrections, score_corrections
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams
-from neural_mp.adaptors.common.weights.reconstruction import reconstructable
+from neural_mp.adaptors.common.weights.reconstruction import reconstructable_layers
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
-from neural_mp.search.corrections import best_corrections, corrected_nsr, with_corrections
+from neural_mp.search.corrections import (
+    apply_correction_nsr,
+    choose_best_corrections,
+    with_corrections,
+)
 from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
 from neural_mp.testing.on_digits import OnDigits
 
@@ -43,7 +47,7 @@ class CorrectionCase:
         observations = self.adaptor.observe(self.model, [images], self.space)
         self.observed = score_corrections(self.adaptor, self.model, self.space, observations)
         self.plain = uniform(self.space, INT8)
-        self.best = best_corrections(self.observed)
+        self.best = choose_best_corrections(self.observed)
         self.corrected = with_corrections(self.plain, self.space, self.best)
         self.reference = self.run(self.model)
 
@@ -91,7 +95,7 @@ class CorrectionCase:
 
     def with_all(self, *corrections: str) -> PrecisionPlan:
         """Return the corrected plan with further corrections of all layers."""
-        able = reconstructable(self.adaptor, self.model)
+        able = reconstructable_layers(self.adaptor, self.model)
         changes = {
             op: replace(config, corrections=(*config.corrections, *corrections))
             for op, config in self.corrected.items()
@@ -147,7 +151,7 @@ class CorrectionContract(OnDigits):
         assert sorted(len(ops) for ops in readers) == [1, 1, 2]
 
     def test_the_noise_that_is_predicted_falls(self, case):
-        nsr = corrected_nsr(case.observed, case.best)
+        nsr = apply_correction_nsr(case.observed, case.best)
         for tensor in case.best:
             assert nsr[tensor] < 0.1 * case.observed.nsr[tensor]
 
@@ -215,13 +219,13 @@ class CorrectionContract(OnDigits):
             case.convert(plan)
 
     def test_the_rows_of_a_layer_times_its_weight_are_its_results(self, case):
-        able = reconstructable(case.adaptor, case.model)
+        able = reconstructable_layers(case.adaptor, case.model)
         assert able == {op for op, layer in case.layers.items() if layer.inputs is not None}
         sources = {op: case.space.graph[op].inputs[0] for op in able}
         values = dict(case.values({*sources.values(), *able}))
         for op in able:
             layer = case.layers[op]
-            matrix, rows = layer.matrix(), layer.rows(values[sources[op]], 1 << 30, 0)
+            matrix, rows = layer.as_matrix(), layer.extract_rows(values[sources[op]], 1 << 30, 0)
             weight = matrix.reshape(*matrix.shape[:2], -1)
             product = np.einsum("gri,goi->rgo", rows, weight).reshape(len(rows[0]), -1)
             real = np.moveaxis(values[op], layer.axis, -1).reshape(product.shape).astype(np.float64)
@@ -236,7 +240,7 @@ class CorrectionContract(OnDigits):
     ):
         baseline = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
         model = case.reconstructed(case.with_all(*corrections))
-        assert case.layer_errors.keys() == reconstructable(case.adaptor, case.model)
+        assert case.layer_errors.keys() == reconstructable_layers(case.adaptor, case.model)
         gained = [errors.learned / errors.nearest for errors in case.layer_errors.values()]
         assert max(gained) <= 1
         assert np.mean(gained) < 0.9

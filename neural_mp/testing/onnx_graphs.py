@@ -24,7 +24,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, one_line
 from neural_mp.testing.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
 from neural_mp.testing.onnx_ops import EVERYWHERE, ON_IMAGES, Draw, Shape, drawn_simply
-from neural_mp.util.pytree import Array, float_arrays
+from neural_mp.util.pytree import Array, list_float_arrays
 
 OPSETS = (13, 15, 17, 18, 19, 20, 21)
 _IR_VERSION = 9
@@ -233,7 +233,7 @@ def _check_conversion(
             return Outcome(Verdict.UNCHANGED)
         reference = unoptimized.outputs(model, graph.feeds)
         try:
-            fused = float_arrays(adaptor.predict(converted, graph.feeds))
+            fused = list_float_arrays(adaptor.predict(converted, graph.feeds))
         except NeuralMPError as error:
             return Outcome(Verdict.NOT_LOADED, one_line(error))
         try:

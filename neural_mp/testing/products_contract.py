@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import WEIGHT_LIMITS
 from neural_mp.core.plan import PrecisionPlan
@@ -138,7 +138,7 @@ class AccumulationContract:
         self.check(CASES["dense"], worst, approach)
 
     def converted(self, source: Any, x: np.ndarray, approach: str, hardware=None):
-        adaptor = adaptor_named(self.framework)
+        adaptor = get_adaptor_named(self.framework)
         model = adaptor.load(source, example=(x,))
         space = adaptor.space(model, hardware or machine()).with_int8([Approach(approach)])
         plan = {op: space.choice(op, INT8) or FP32 for op in space.tunable_ops}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
@@ -65,10 +65,10 @@ class SimulationContract:
         plan = space.resolve(uniform(space, case.precision))
         assert plan.has_low_precision
         tunable = LoadedModel(adaptor, native).in_space(space, lambda: iter(case.inputs[:1]))
-        tunable = tunable.calibrated(case.inputs[:1])
-        offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
-        simulated = tunable.simulated(plan, TrainingSchedule())
-        self.agree(simulated, tunable.converted(plan), case)
+        tunable = tunable.with_calibration(case.inputs[:1])
+        offered = require_part(adaptor.simulation, adaptor.framework, "training with a plan")
+        simulated = tunable.simulate_plan(plan, TrainingSchedule())
+        self.agree(simulated, tunable.convert_by_plan(plan), case)
         self.train(simulated, case.inputs[:1])
         self.agree(simulated, LoadedModel(adaptor, offered.finished(simulated)), case)
 

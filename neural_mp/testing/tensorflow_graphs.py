@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.conversion import quantized_ranges
+from neural_mp.adaptors.common.conversion import choose_quantized_ranges
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_runnable
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import node_of, plain
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import get_node_name, plain_name
 from neural_mp.adaptors.tensorflow.kernels.integer_kernels import FULL, quantize_weight
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
-from neural_mp.space import ResolvedPlan, reached_by
+from neural_mp.space import ResolvedPlan, limit_to_reached
 from neural_mp.testing.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
 from neural_mp.testing.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw, drawn_kernel
 from neural_mp.util.pytree import Array
@@ -134,12 +134,12 @@ def _check_conversion(graph: TensorFlowGraph, machine: Hardware) -> Outcome:
     model = adaptor.load(graph.graph, example=graph.feeds)
     space = adaptor.space(model, machine).restricted_to([Precision.INT8])
     observed = adaptor.observe(model, [graph.feeds], space)
-    space = reached_by(space, observed.ranges)
+    space = limit_to_reached(space, observed.ranges)
     plan = space.resolve(space.fastest_plan())
     converted = adaptor.convert(model, plan, observed, space)
     if converted is model:
         return Outcome(Verdict.UNCHANGED)
-    ranges = quantized_ranges(space.graph, plan, observed)
+    ranges = choose_quantized_ranges(space.graph, plan, observed)
     simulation = simulate_quantization(model, plan, ranges)
     for samples in (len(graph.feeds), len(graph.feeds) - 1):
         feeds = graph.feeds[:samples]
@@ -162,18 +162,18 @@ class _Simulation:
     """A graph in floats that rounds tensors and weights where a plan quantizes them."""
 
     def __init__(self, model: TensorFlowModel, output: str, nudge: float) -> None:
-        self.graph, self.output, self.nudge = model.graph.copy(), output, nudge
+        self.graph, self.output, self.nudge = model.graph.copy_graph(), output, nudge
 
     def round_weight(self, op: str, limit: int) -> None:
         """Round the weight of a layer within ±`limit`."""
         node = self.graph.nodes[op]
         depthwise = node.op == "DepthwiseConv2dNative"
-        weight = self.graph.value(node.input[1])
+        weight = self.graph.constant_value(node.input[1])
         rounded = quantize_weight(weight, depthwise, limit)
         limits = rounded.limits.reshape(weight.shape[2:] if depthwise else -1)
         value = rounded.integers * (limits / np.float32(FULL))
         constant = self.graph.put_constant(f"{op}/rounded", value.astype(np.float32))
-        self.graph.edit(op).input[1] = constant
+        self.graph.edit_node(op).input[1] = constant
 
     def round_tensor(self, tensor: str, encoding: QuantParams, readers: Iterable[str]) -> None:
         """Let nodes read a rounded tensor."""
@@ -182,8 +182,8 @@ class _Simulation:
             for bound, value in (("low", encoding.low), ("high", encoding.high))
         ]
         step = self.graph.put_constant(f"{tensor}/nudge", np.float32(self.nudge * encoding.scale))
-        nudged = self.graph.put("AddV2", f"{tensor}/nudged", [tensor, step], T=tf.float32)
-        rounded = self.graph.put(
+        nudged = self.graph.put_node("AddV2", f"{tensor}/nudged", [tensor, step], T=tf.float32)
+        rounded = self.graph.put_node(
             "FakeQuantWithMinMaxVars",
             f"{tensor}/rounded",
             [nudged, *limits],
@@ -191,16 +191,16 @@ class _Simulation:
             narrow_range=False,
         )
         for name in readers:
-            edited = self.graph.edit(name)
+            edited = self.graph.edit_node(name)
             for position, source in enumerate(edited.input):
-                if plain(source) == tensor:
+                if plain_name(source) == tensor:
                     edited.input[position] = rounded
         if self.output == tensor:
             self.output = rounded
 
     def __call__(self, feeds: Mapping[str, Array]) -> Array:
         """Return the output."""
-        graph = self.graph.pruned([self.output], feeds)
+        graph = self.graph.prune_unused([self.output], feeds)
         (output,) = Runner(import_runnable(graph.to_graph_def()))(feeds, [self.output])
         return np.asarray(output)
 
@@ -217,9 +217,9 @@ def simulate_quantization(
     for op, precision in plan.effective.items():
         if precision is Precision.INT8 and op in model.structure.fusion_groups:
             simulation.round_weight(op, weight_qmax(plan.plan[op].weight))
-    members, consumers = model.structure.layer_of, model.graph.consumers()
+    members, consumers = model.structure.layer_of, model.graph.find_consumers()
     for tensor, owner in flow.scale_owner.items():
-        readers = {name for name, _ in consumers[node_of(tensor)]}
+        readers = {name for name, _ in consumers[get_node_name(tensor)]}
         if tensor in flow.int8_outputs:
             simulation.round_tensor(tensor, QuantParams.of(ranges[owner]), readers)
             continue

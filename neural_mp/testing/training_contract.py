@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.optional import Training
-from neural_mp.adaptors.registry import training_for
+from neural_mp.adaptors.registry import find_training_for
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import UnknownOperatorError
@@ -44,7 +44,7 @@ class TrainingContract:
     @pytest.fixture
     def training(self, model: Any) -> Training:
         """The training part of the adaptor."""
-        framework, training = training_for(model)
+        framework, training = find_training_for(model)
         assert framework == self.framework
         return training
 
@@ -55,21 +55,22 @@ class TrainingContract:
     def test_gradients_are_equal_in_two_passes_of_one_batch(self, training, model, batch):
         with self.opened(training, model, batch) as trainable:
             first, second = (trainable.gradients(batch, (), 1.0) for _ in range(2))
-        assert first.finite
+        assert first.is_finite
         assert all(array.dtype == np.float32 for array in first.arrays)
-        assert second.noise(first) < 1e-6
+        assert second.noise_against(first) < 1e-6
 
     def test_the_loss_scale_does_not_change_the_gradients(self, training, model, batch):
         with self.opened(training, model, batch) as trainable:
             reference = trainable.gradients(batch, (), 1.0)
             scaled = trainable.gradients(batch, (), 1024.0)
-        assert scaled.noise(reference) < 1e-6
+        assert scaled.noise_against(reference) < 1e-6
 
     def test_a_layer_that_overflows_is_found_alone(self, training, model, batch):
         with self.opened(training, model, batch) as trainable:
             names = [layer.name for layer in trainable.layers]
             finite = {
-                name: trainable.gradients(batch, {name}, 1.0, singly=True).finite for name in names
+                name: trainable.gradients(batch, {name}, 1.0, singly=True).is_finite
+                for name in names
             }
         assert len(set(names)) == len(names) > 1
         assert [name for name in names if not finite[name]] == [self.overflowing]

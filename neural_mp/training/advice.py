@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from neural_mp.adaptors.common.trainable import Gradients, TrainableModel
-from neural_mp.adaptors.registry import training_for
+from neural_mp.adaptors.registry import find_training_for
 from neural_mp.core.hardware import detect
 from neural_mp.core.numerics_trace import first_non_finite
 from neural_mp.core.precision import Precision, parse_precisions
@@ -78,7 +78,7 @@ def advise(
         TrainingError: gradients are non-finite or random even in float32.
     """
     chosen = _validate_options(precision, steps, limit)
-    framework, training = training_for(model)
+    framework, training = find_training_for(model)
     stream = _repeat_batches(batches, steps)
     first = next(stream)
     stream = itertools.chain([first], stream)
@@ -95,11 +95,11 @@ def advise(
             )
             for step, batch in zip(range(steps + 1), stream, strict=False):
                 if step * _NUM_GRADIENT_PROBES % max(steps, 1) < _NUM_GRADIENT_PROBES:
-                    search.probe(batch, step)
+                    search.probe_gradients(batch, step)
                 if step < steps:
-                    search.train(batch, step)
+                    search.train_step(batch, step)
                 bar.advance(task)
-    return search.advice(steps, framework, _emulation_warnings(chosen))
+    return search.build_advice(steps, framework, _list_emulation_warnings(chosen))
 
 
 @dataclass
@@ -135,10 +135,10 @@ class _Search:
             raise ConfigurationError("the model must have layers to train, got none")
 
     @property
-    def low(self) -> set[str]:
+    def low_precision_layers(self) -> set[str]:
         return {name for name, layer in self.layers.items() if not layer.keep}
 
-    def train(self, batch: object, step: int) -> None:
+    def train_step(self, batch: object, step: int) -> None:
         self.passes += 1
         loss = self.trainable.step(batch)
         if not math.isfinite(loss):
@@ -147,30 +147,30 @@ class _Search:
                 f"model, the data or the learning rate"
             )
 
-    def probe(self, batch: object, step: int) -> None:
+    def probe_gradients(self, batch: object, step: int) -> None:
         """Compare gradients; keep the necessary layers in float32."""
         reference = self.trainable.gradients(batch, (), 1.0)
         self.passes += 1
-        if not reference.finite:
+        if not reference.is_finite:
             location = first_non_finite(self.trainable.trace(batch, (), 1.0))
             raise TrainingError(
                 f"gradients must be finite in float32, but are not at step {step}"
                 + (f": {location}" if location else "")
             )
 
-        def noise_of(low: Collection[str], singly: bool = False) -> float:
-            return self._finite_gradients(batch, low, singly).noise(reference)
+        def measure_gradient_noise(low: Collection[str], singly: bool = False) -> float:
+            return self._compute_finite_gradients(batch, low, singly).noise_against(reference)
 
-        total = noise_of(self.low)
+        total = measure_gradient_noise(self.low_precision_layers)
         if total > self.limit:
             self._check_deterministic(reference, batch)
             if math.isfinite(total):
                 self.all_low_noise = max(self.all_low_noise, total)
-            total = self._keep_noisy_layers(noise_of, batch, step)
+            total = self._keep_noisy_layers(measure_gradient_noise, batch, step)
         self.noise = max(self.noise, total)
 
     def _check_deterministic(self, reference: Gradients, batch: object) -> None:
-        again = self.trainable.gradients(batch, (), 1.0).noise(reference)
+        again = self.trainable.gradients(batch, (), 1.0).noise_against(reference)
         self.passes += 1
         if again > self.limit:
             raise TrainingError(
@@ -182,7 +182,7 @@ class _Search:
     def _keep_noisy_layers(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
         """Keep layers until the rest is within the limit; return the remaining noise."""
         isolated: dict[str, float] = {}
-        low = self.low
+        low = self.low_precision_layers
         self._measure_isolated(noise_of, [name for name in self.layers if name in low], isolated)
         for name, noise in isolated.items():
             previous = self.layers[name]
@@ -190,14 +190,14 @@ class _Search:
                 self.layers[name] = replace(previous, noise=noise, step=step)
             if math.isinf(noise):
                 self._keep_layer(name, self._why_not_finite(name, batch))
-        worst = sorted(self.low, key=lambda name: -isolated.get(name, 0.0))
+        worst = sorted(self.low_precision_layers, key=lambda name: -isolated.get(name, 0.0))
         for name in self._fewest_layers_to_keep(noise_of, worst):
             noise = isolated.get(name, 0.0)
             reason = f"in {self.precision}, {_describe_noise(noise)}"
             if not noise > self.limit:
                 reason += "; all layers together exceed the limit"
             self._keep_layer(name, reason)
-        return float(noise_of(self.low))
+        return float(noise_of(self.low_precision_layers))
 
     def _measure_isolated(
         self, noise_of: Callable[..., float], names: list[str], isolated: dict[str, float]
@@ -218,7 +218,7 @@ class _Search:
             self._measure_isolated(noise_of, names[middle:], isolated)
 
     def _fewest_layers_to_keep(self, noise_of: Callable[..., float], worst: list[str]) -> list[str]:
-        low = self.low
+        low = self.low_precision_layers
 
         def is_within_limit(retained: Collection[str]) -> bool:
             return bool(noise_of(low.difference(retained)) <= self.limit)
@@ -239,13 +239,15 @@ class _Search:
                 retained = rest
         return retained
 
-    def _finite_gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
+    def _compute_finite_gradients(
+        self, batch: object, low: Collection[str], singly: bool
+    ) -> Gradients:
         """Return gradients at the first loss scale at which they are finite, if any."""
         for scale in _SCALES[self.precision]:
             gradients = self.trainable.gradients(batch, low, scale, singly=singly)
             self.passes += 1
             self.on_pass(self.passes)
-            if gradients.finite or not math.isfinite(gradients.loss):
+            if gradients.is_finite or not math.isfinite(gradients.loss):
                 break
         return gradients
 
@@ -263,7 +265,7 @@ class _Search:
             return f"in {self.precision}, gradients are not finite"
         return location.message
 
-    def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
+    def build_advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
         layers = dict(self.layers)
         for name, layer in self.layers.items():
             if not layer.reason:
@@ -315,7 +317,7 @@ def _repeat_batches(batches: object, steps: int) -> Iterator[Any]:
         yield from source
 
 
-def _emulation_warnings(precision: Precision) -> tuple[str, ...]:
+def _list_emulation_warnings(precision: Precision) -> tuple[str, ...]:
     support = detect().support(precision, "gpu" if is_gpu_available() else "cpu")
     if support.native:
         return ()

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.simulation import EPOCHS, OptimizerChoice, Trainer, TrainingSchedule
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.io.files import write_atomic
-from neural_mp.io.readers import bytes_of, file_context, read_json
+from neural_mp.io.readers import prefix_file_errors, read_file_bytes, read_json
 from neural_mp.util.json_fields import Count, Finite, JsonFields
 from neural_mp.util.validators import (
     boolean,
@@ -124,16 +124,16 @@ def fit(
             f"fit requires a model made by quantization_aware, got a {type(model).__name__}"
         )
     adaptor = adaptor_for(model)
-    offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
+    offered = require_part(adaptor.simulation, adaptor.framework, "training with a plan")
     trainer = offered.trainer(model, loss, optimizer or OptimizerChoice())
     checkpoints = _Checkpoints(
         None if folder is None else validate_option("folder", file_path, folder)
     )
     end = math.inf if seconds is None else time.monotonic() + seconds
-    progress = checkpoints.resume(trainer)
+    progress = checkpoints.resume_training(trainer)
     if progress is None:
         score = _LEAST if evaluate is None else _evaluate_score(evaluate, model)
-        progress, checkpoints.best = TrainingProgress(scores=(score,)), trainer.state()
+        progress, checkpoints.best = TrainingProgress(scores=(score,)), trainer.save_state()
     try:
         while progress.epochs < epochs and time.monotonic() < end:
             rate = learning_rate * 0.5 * (1 + math.cos(math.pi * progress.epochs / epochs))
@@ -141,10 +141,10 @@ def fit(
             score = -mean if evaluate is None else _evaluate_score(evaluate, model)
             progress = progress.after(mean, score, higher_is_better or evaluate is None)
             progress = replace(progress, complete=in_time and progress.epochs == epochs)
-            checkpoints.store(progress, trainer.state())
+            checkpoints.store_state(progress, trainer.save_state())
             logger.info("Epoch %d of %d: loss %.4g.", progress.epochs, epochs, mean)
     finally:
-        trainer.load(checkpoints.best)
+        trainer.load_state(checkpoints.best)
     return progress
 
 
@@ -187,7 +187,7 @@ class _Checkpoints:
         self.folder = folder
         self.best = b""
 
-    def resume(self, trainer: Trainer) -> TrainingProgress | None:
+    def resume_training(self, trainer: Trainer) -> TrainingProgress | None:
         """Restore the latest complete epoch, and return its progress; None without any."""
         if self.folder is None or not (self.folder / _PROGRESS).is_file():
             return None
@@ -195,27 +195,27 @@ class _Checkpoints:
         progress = read_json(self.folder / _PROGRESS, read, ConfigurationError, _OTHER_FOLDER)
         states = []
         for epoch in (progress.epochs, progress.best):
-            file = self._state_file(epoch)
-            with file_context(repr(str(file)), ConfigurationError, _OTHER_FOLDER):
-                states.append(bytes_of(file, _MAX_STATE_BYTES))
-        trainer.load(states[0], resume=True)
+            file = self._get_state_file(epoch)
+            with prefix_file_errors(repr(str(file)), ConfigurationError, _OTHER_FOLDER):
+                states.append(read_file_bytes(file, _MAX_STATE_BYTES))
+        trainer.load_state(states[0], resume=True)
         self.best = states[1]
         return progress
 
-    def store(self, progress: TrainingProgress, state: bytes) -> None:
+    def store_state(self, progress: TrainingProgress, state: bytes) -> None:
         """Store the state after an epoch, and delete states that are neither latest nor best."""
         if progress.best == progress.epochs:
             self.best = state
         if self.folder is None:
             return
-        write_atomic(self._state_file(progress.epochs), state)
+        write_atomic(self._get_state_file(progress.epochs), state)
         content = json.dumps(progress.to_dict(), indent=1).encode()
         write_atomic(self.folder / _PROGRESS, content)
-        retained = {self._state_file(progress.epochs), self._state_file(progress.best)}
+        retained = {self._get_state_file(progress.epochs), self._get_state_file(progress.best)}
         for file in self.folder.glob("epoch_*.state"):
             if file not in retained:
                 file.unlink(missing_ok=True)
 
-    def _state_file(self, epoch: int) -> Path:
+    def _get_state_file(self, epoch: int) -> Path:
         assert self.folder is not None
         return self.folder / f"epoch_{epoch}.state"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.adaptors import registry
-from neural_mp.adaptors.registry import training_for
+from neural_mp.adaptors.registry import find_training_for
 from neural_mp.core.hardware import Device
 from neural_mp.core.numerics_trace import NonFinite, first_non_finite
 from neural_mp.core.plan import PrecisionPlan
@@ -43,7 +43,7 @@ def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
         ConfigurationError: the plan contains INT8, or both BF16 and FP16.
         PlanError: the file is not a plan.
     """
-    _, training = training_for(model)
+    _, training = find_training_for(model)
     if isinstance(plan, Advice):
         plan = plan.plan
     elif isinstance(plan, str | Path):
@@ -89,7 +89,7 @@ def first_nonfinite(
         ConfigurationError: the loss is not a loss, or returns more than one number.
         DataError: the batch does not fit the model.
     """
-    _, training = training_for(model)
+    _, training = find_training_for(model)
     return first_non_finite(training.trace_numerics(model, batch, loss, loss_scale))
 
 
@@ -99,7 +99,7 @@ def devices() -> tuple[Device, ...]:
     Query the frameworks that are already imported. If none is, import all installed frameworks,
     which takes some seconds.
     """
-    return tuple(device for part in registry.training_parts() for device in part.devices())
+    return tuple(device for part in registry.list_training_parts() for device in part.devices())
 
 
 def is_gpu_available() -> bool:

@@ -49,7 +49,9 @@ def supported_policies(device: str | None = None) -> Mapping[str, Support]:
     names = [entry.name for entry in devices() if entry.is_accelerator] if device != "cpu" else []
     if device is None:
         device = "gpu" if names else "cpu"
-    return {policy: _precision_support(p, device, names) for policy, p in MIXED_POLICIES.items()}
+    return {
+        policy: _find_precision_support(p, device, names) for policy, p in MIXED_POLICIES.items()
+    }
 
 
 def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
@@ -96,7 +98,7 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
                 f"this machine does not support policy {name}: {support.reason}. To emulate the "
                 f"16-bit type, set {variable}=1; training is then slower than in float32"
             )
-    _keras_policies().set_policy(name, tuple(names))
+    _import_keras_policies().set_policy(name, tuple(names))
 
 
 def kept_layers(model: object) -> tuple[str, ...]:
@@ -114,17 +116,17 @@ def kept_layers(model: object) -> tuple[str, ...]:
     Raises:
         ConfigurationError: a name matches no layer of this or of a previously passed model.
     """
-    return _keras_policies().kept_layers(model)
+    return _import_keras_policies().kept_layers(model)
 
 
-def _keras_policies() -> Any:
+def _import_keras_policies() -> Any:
     registry.require_framework("tensorflow", "Keras policies")
     from neural_mp.adaptors.tensorflow.training import policies
 
     return policies
 
 
-def _precision_support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
+def _find_precision_support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
     machine = detect()
     if device == "gpu" and not gpus:
         return Support(False, False, "no framework in use can access a GPU")

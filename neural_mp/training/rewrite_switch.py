@@ -14,10 +14,10 @@ from typing import Any
 
 from neural_mp.adaptors import registry
 from neural_mp.adaptors.tensorflow.training import graph_rewrite_state
-from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, requested, settle
+from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, merge_options, resolve_precision
 from neural_mp.core.loss_scale import DYNAMIC
 from neural_mp.core.precision import Precision
-from neural_mp.util.system.environment import users_environment
+from neural_mp.util.system.environment import restore_users_environment
 
 #: Ends the rewrite of `enable_graph_rewrite`; empty if not enabled.
 _enabled = ExitStack()
@@ -63,7 +63,7 @@ def graph_rewrite(
     """
     from neural_mp.adaptors.tensorflow import amp_pass
 
-    chosen, settings = requested("the rewrite", precision, amp, users_environment())
+    chosen, settings = resolve_precision("the rewrite", precision, amp, restore_users_environment())
     with amp_pass.enable_pass(chosen, settings):
         yield chosen
 
@@ -120,7 +120,7 @@ def enable_mixed_precision_graph_rewrite(
                 f"earlier; create sessions after enable_mixed_precision_graph_rewrite()",
                 stacklevel=2,
             )
-        switched_on.enter_context(graph_rewrite_checks.sessions_follow(chosen))
+        switched_on.enter_context(graph_rewrite_checks.enable_for_sessions(chosen))
         switched_on.enter_context(graph_rewrite_checks.mixed_policies_refused())
         graph_rewrite_state.switch_on(switched_on.pop_all())
     return wrapped
@@ -147,7 +147,10 @@ def _choose_precision(precision: object, amp: AutoMixedPrecisionOptions | None) 
     precisions = {kind.value: kind.precision for kind in AmpDataType}
     name = str(precision.value if isinstance(precision, Enum) else precision).lower()
     chosen = precisions.get(name, precision)
-    if chosen is not None or settle({"amp.{option}": amp}, users_environment()).data_type:
+    if (
+        chosen is not None
+        or merge_options({"amp.{option}": amp}, restore_users_environment()).data_type
+    ):
         return chosen
     import tensorflow as tf
 

@@ -19,7 +19,7 @@ from neural_mp.errors import MetricError
 from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
-from neural_mp.space import reached_by
+from neural_mp.space import limit_to_reached
 from neural_mp.tuning.evaluation.accuracy_bounds import (
     AccuracySpread,
     TextLosses,
@@ -31,10 +31,10 @@ from neural_mp.tuning.evaluation.calibration_batches import Calibration, sample_
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.pass_contents import PassContents
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.listener import RunLog, target_words
+from neural_mp.tuning.listener import RunLog, describe_accuracy_target
 from neural_mp.util.fingerprint import DigestingIterator
-from neural_mp.util.text import counted
-from neural_mp.util.validators import checked, record
+from neural_mp.util.text import format_count
+from neural_mp.util.validators import keep_original_value, record
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,9 @@ _BASELINE, _CALIBRATION = "baseline", "calibration"
 _BASELINE_RUNNING = "baseline running"
 
 
-_KEPT = record({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
+_KEPT = record(
+    {"baseline": BASELINE_FIGURES, "running": keep_original_value(RunningValues.from_dict)}
+)
 #: Evaluations in FP32 that last as long as one of a converted model, at most; seconds to convert.
 _EVALUATIONS, _CONVERSION = 2, 1.0
 
@@ -68,12 +70,12 @@ class Baseline:
     running: RunningValues
 
     @property
-    def reserve(self) -> float:
+    def reserved_seconds(self) -> float:
         """Seconds before a time limit that learning leaves to convert and evaluate its result."""
         return _EVALUATIONS * self.seconds + _CONVERSION
 
 
-def measured_baseline(
+def obtain_measured_baseline(
     job: TuningJob, history: History, log: RunLog, deadline: Deadline
 ) -> Baseline:
     """Return the baseline from the run's history, or measure and store it.
@@ -87,14 +89,16 @@ def measured_baseline(
     """
     entry = history.baseline
     if entry is None:
-        measured = _cached_baseline(job, log, deadline) or _measure_baseline(job, log, deadline)
+        measured = _load_cached_baseline(job, log, deadline) or _measure_baseline(
+            job, log, deadline
+        )
         entry, on_the_way = measured
-        history.cache.put(_BASELINE_RUNNING, on_the_way)
+        history.cache.put_entry(_BASELINE_RUNNING, on_the_way)
         entry["target"] = job.settings.criterion.target(entry["accuracy"])
         history.baseline = entry
     criterion = job.settings.criterion
     if entry["accuracy"] == 0 and criterion.relative:
-        log.warn(
+        log.add_warning(
             f"the {job.source_name} accuracy is 0, so the relative tolerance is applied as an "
             f"absolute one; check that the labels match the data"
         )
@@ -105,7 +109,7 @@ def measured_baseline(
         job.evaluator.fp32_losses = TextLosses(**{k: tuple(v) for k, v in entry["losses"].items()})
     if entry.get("deviation"):
         job.evaluator.spread = AccuracySpread(entry["deviation"], entry["passes"])
-        log.warn(
+        log.add_warning(
             f"the {job.source_name} model returns other outputs for the same inputs (random ops, "
             f"e.g. dropout left active, or state kept between calls), so its accuracy is random: "
             f"mean {entry['accuracy']:.6g}, standard deviation {entry['deviation']:.3g} over "
@@ -113,7 +117,7 @@ def measured_baseline(
             f"of its accuracy does; put the model into evaluation mode for an exact comparison"
         )
     _show_target(job, entry["accuracy"], entry.get("metrics", {}), log)
-    _, running = history.cache.get(_BASELINE_RUNNING, RunningValues.from_dict)
+    _, running = history.cache.get_entry(_BASELINE_RUNNING, RunningValues.from_dict)
     seconds = entry.get("seconds", 0.0)
     cpu_seconds = entry.get("cpu_seconds", seconds)
     return Baseline(entry["accuracy"], seconds, cpu_seconds, running or RunningValues())
@@ -130,7 +134,7 @@ def _show_target(
     """
     criterion, targets = job.settings.criterion, job.evaluator.targets
     for name in targets:
-        job.evaluator.aggregation.criterion_of(name).check_baseline(metrics[name], name)
+        job.evaluator.aggregation.get_metric_criterion(name).check_baseline(metrics[name], name)
     label, source = job.evaluator.label or "accuracy", job.source_name
     log.listener.source(source)
     if targets:
@@ -140,21 +144,23 @@ def _show_target(
         log.listener.metric(label, criterion)
         target = criterion.target(accuracy)
         tolerance = criterion.words(source)
-        logger.info("%s", target_words(label, source, accuracy, target, tolerance))
+        logger.info("%s", describe_accuracy_target(label, source, accuracy, target, tolerance))
     log.listener.baseline(accuracy, criterion.target(accuracy))
 
 
-def _cached_baseline(
+def _load_cached_baseline(
     job: TuningJob, log: RunLog, deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return baseline and running accuracy from an earlier run on the same data, if any."""
     evaluator = job.evaluator
 
-    def data_digest() -> str | None:
-        with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
-            return evaluator.content(deadline)
+    def compute_data_digest() -> str | None:
+        with log.time_phase("baseline", "Reading the evaluation data", evaluator.batch_count):
+            return evaluator.content_digest(deadline)
 
-    _, entry = _cache_of_baseline(job).scoped(data=data_digest).get(_BASELINE, _KEPT)
+    _, entry = (
+        _cache_of_baseline(job).scope_to(data=compute_data_digest).get_entry(_BASELINE, _KEPT)
+    )
     if entry is None:
         return None
     log.cache_hit("FP32 accuracy")
@@ -163,7 +169,7 @@ def _cached_baseline(
 
 def _cache_of_baseline(job: TuningJob) -> MeasurementCache:
     """Return the cache of measurements that depend on the evaluation."""
-    return job.cache.scoped(metric=job.evaluator.identity)
+    return job.cache.scope_to(metric=job.evaluator.processing_fingerprint)
 
 
 def _measure_baseline(
@@ -172,7 +178,7 @@ def _measure_baseline(
     """Measure and cache the baseline; return baseline and running accuracy."""
     cache, evaluator = _cache_of_baseline(job), job.evaluator
     evaluator.digesting = DigestingIterator() if cache.enabled else None
-    with log.phase("baseline", f"Evaluating {job.source_name}", evaluator.batch_count):
+    with log.time_phase("baseline", f"Evaluating {job.source_name}", evaluator.batch_count):
         started = time.process_time()
         accuracy = _evaluate_model(job, deadline)
         cpu_seconds = time.process_time() - started
@@ -185,7 +191,7 @@ def _measure_baseline(
             f"check the metric, the labels and the model's outputs"
         )
     texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None
-    losses = None if texts is None else TextLosses.of(texts)
+    losses = None if texts is None else TextLosses.from_metric(texts)
     evaluator.check_resets(job.model)
     entry: dict[str, Any] = {
         "accuracy": accuracy,
@@ -202,8 +208,8 @@ def _measure_baseline(
     if is_random(job.model, job.measurement.inputs):
         entry |= _repeat_evaluation(job, log, deadline, accuracy)
     if digesting is not None:
-        scoped = cache.scoped(data=digesting.digest)
-        scoped.put(_BASELINE, {"baseline": entry, "running": running})
+        scoped = cache.scope_to(data=digesting.data_digest)
+        scoped.put_entry(_BASELINE, {"baseline": entry, "running": running})
     return entry, running
 
 
@@ -216,15 +222,15 @@ def _repeat_evaluation(
     require_all = evaluator.aggregation.require_all
     evaluator.set_baseline(first, require_all)
     title = f"Evaluating {job.source_name} again, because its outputs are random"
-    with log.phase("baseline", title, evaluator.batch_count):
+    with log.time_phase("baseline", title, evaluator.batch_count):
         repeated = repeat_baseline(
             (accuracy, first), lambda: (_evaluate_model(job, deadline), dict(evaluator.values))
         )
-    accuracies, mean, values = repeated.accuracies, repeated.mean, repeated.values
+    accuracies, mean, values = repeated.accuracies, repeated.mean_accuracy, repeated.mean_values
     if require_all:  # scores are relative to the baseline
         aggregation = evaluator.aggregation.with_baseline(values, require_all)
-        accuracies = [aggregation.score(metrics) for _, metrics in repeated.passes]
-        mean = aggregation.score(values)
+        accuracies = [aggregation.aggregate_score(metrics) for _, metrics in repeated.passes]
+        mean = aggregation.aggregate_score(values)
     if len(accuracies) == 1:
         return {}
     deviation = float(np.std(accuracies, ddof=1))
@@ -236,7 +242,7 @@ def _evaluate_model(job: TuningJob, deadline: Deadline) -> float:
     batches = job.evaluator.batches
     if batches is None:
         return job.evaluator(job.model, deadline)
-    with batches.blamed(passed_on=(DeadlineExceededError,)):
+    with batches.blame_batch(passed_on=(DeadlineExceededError,)):
         return job.evaluator(job.model, deadline)
 
 
@@ -267,8 +273,10 @@ def calibrate_model(
     ):
         return _exclude_unreached_ops(job, stored, log)
 
-    cache = job.cache.scoped(space=job.space.digest, samples=sample_words(data.samples, data.seed))
-    observations = _cached_observations(cache, data, log, deadline)
+    cache = job.cache.scope_to(
+        space=job.space.digest, samples=sample_words(data.samples, data.seed)
+    )
+    observations = _load_cached_observations(cache, data, log, deadline)
     if observations is None:
         observations = _calibrate_and_cache(job, cache, data, log, deadline, kept)
     if history is not None:
@@ -284,9 +292,9 @@ def _exclude_unreached_ops(
     Branches that no sample takes have no ranges, nor have tensors that hold NaN or Inf.
     """
     for note in observations.notes:
-        log.warn(note)
-    model = job.model.observed(observations)
-    space = reached_by(model.space, observations.ranges)
+        log.add_warning(note)
+    model = job.model.with_observations(observations)
+    space = limit_to_reached(model.space, observations.ranges)
     ops = [
         op for op in job.space.tunable_ops if space.capabilities[op] != model.space.capabilities[op]
     ]
@@ -295,24 +303,26 @@ def _exclude_unreached_ops(
     named = ", ".join(map(repr, ops[:_MAX_NAMED_OPS])) + (
         ", …" if len(ops) > _MAX_NAMED_OPS else ""
     )
-    log.warn(
-        f"calibration did not reach {counted(len(ops), 'op')} ({named}), for which static INT8 is "
-        f"excluded; give calibration data that covers every branch"
+    log.add_warning(
+        f"calibration did not reach {format_count(len(ops), 'op')} ({named}), for which static "
+        "INT8 is excluded; give calibration data that covers every branch"
     )
-    return job.model.in_space(space).observed(observations)
+    return job.model.in_space(space).with_observations(observations)
 
 
-def _cached_observations(
+def _load_cached_observations(
     cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
 ) -> Observations | None:
-    def data_digest() -> str | None:
+    def compute_data_digest() -> str | None:
         digesting = DigestingIterator()
-        for _ in digesting.wrap(data.inputs(deadline.check)):
+        for _ in digesting.wrap_batches(data.iterate_inputs(deadline.raise_if_passed)):
             pass
-        return digesting.digest
+        return digesting.data_digest
 
-    with log.phase("calibrate"):
-        _, observations = cache.scoped(data=data_digest).get(_CALIBRATION, Observations.from_dict)
+    with log.time_phase("calibrate"):
+        _, observations = cache.scope_to(data=compute_data_digest).get_entry(
+            _CALIBRATION, Observations.from_dict
+        )
     if observations is not None:
         log.cache_hit("calibration")
     return observations
@@ -326,16 +336,16 @@ def _calibrate_and_cache(
     deadline: Deadline,
     fp32_outputs: KeptOutputs | None,
 ) -> Observations:
-    def before_each() -> None:
-        deadline.check()
-        log.step()
+    def handle_next_batch() -> None:
+        deadline.raise_if_passed()
+        log.report_step()
 
     digesting = DigestingIterator()
-    inputs = data.inputs(before_each)
-    blamed = data.batches.blamed(passed_on=(DeadlineExceededError,))
-    with log.phase("calibrate", "Calibrating", data.count), blamed:
-        observations = job.model.calibrated(
-            digesting.wrap(inputs) if cache.enabled else inputs, fp32_outputs
+    inputs = data.iterate_inputs(handle_next_batch)
+    blamed = data.batches.blame_batch(passed_on=(DeadlineExceededError,))
+    with log.time_phase("calibrate", "Calibrating", data.batch_count), blamed:
+        observations = job.model.with_calibration(
+            digesting.wrap_batches(inputs) if cache.enabled else inputs, fp32_outputs
         ).observations
-    cache.scoped(data=digesting.digest).put(_CALIBRATION, observations.to_dict())
+    cache.scope_to(data=digesting.data_digest).put_entry(_CALIBRATION, observations.to_dict())
     return observations

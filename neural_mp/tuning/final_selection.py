@@ -10,10 +10,14 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
+from neural_mp.profiling import Ratio, estimate_latency_ratio, estimate_uncontended_latency
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.measurement.objectives import best_trial, finalists, latency_figures
+from neural_mp.tuning.measurement.objectives import (
+    find_best_trial,
+    make_latency_figures,
+    select_finalists,
+)
 
 #: Maximum number of finalists measured together.
 _FINALISTS = 3
@@ -35,7 +39,7 @@ class LatencyComparison:
     ratio: Ratio | None = None
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def report_figures(self) -> dict[str, Any]:
         """The measurement as fields of a `Report`."""
         return {
             "baseline_latency": self.baseline,
@@ -72,9 +76,9 @@ class Selection:
 def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> LatencyComparison:
     """Return the latency comparison of two models timed in interleaved rounds."""
     return LatencyComparison(
-        uncontended_latency(baseline),
-        uncontended_latency(result),
-        latency_ratio(result, baseline).inverse,
+        estimate_uncontended_latency(baseline),
+        estimate_uncontended_latency(result),
+        estimate_latency_ratio(result, baseline).inverse,
     )
 
 
@@ -82,13 +86,15 @@ def select_fp32(job: TuningJob, slower: Sequence[Trial] = ()) -> Selection:
     """Return the FP32 model as the result, with the trials measured as slower."""
     speed = UNMEASURED
     if job.target is None:
-        (seconds,) = job.measurement.rounds([job.model])
-        speed = LatencyComparison(uncontended_latency(seconds), uncontended_latency(seconds))
+        (seconds,) = job.measurement.measure_rounds([job.model])
+        speed = LatencyComparison(
+            estimate_uncontended_latency(seconds), estimate_uncontended_latency(seconds)
+        )
     slow = tuple(slower)
     return Selection(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
 
-def select(
+def select_plan(
     job: TuningJob,
     trials: Sequence[Trial],
     model: AnyTunableModel,
@@ -109,24 +115,24 @@ def select(
         waiting = [trial for trial in waiting if trial not in chosen]
         first, plan = chosen[0], plans[chosen[0].plan]
         is_final = job.target is not None or first.number in measured_alone
-        if len(chosen) == 1 and is_final and job.rated(first, plan).met:
+        if len(chosen) == 1 and is_final and job.rate_trial(first, plan).met:
             slow = tuple(slower)
-            selection = with_figures(first, plan, model.converted(plan))
+            selection = with_figures(first, plan, model.convert_by_plan(plan))
             return replace(selection, slower_than_fp32=slow, remeasured=(*slow, first))
-        models = [job.model, *(model.converted(plans[trial.plan]) for trial in chosen)]
-        baseline, *candidates = job.measurement.rounds(models, longer=_LONGER)
+        models = [job.model, *(model.convert_by_plan(plans[trial.plan]) for trial in chosen)]
+        baseline, *candidates = job.measurement.measure_rounds(models, longer=_LONGER)
         measured = [
             _with_latency(job, trial, plans[trial.plan], baseline, seconds)
             for trial, seconds in zip(chosen, candidates, strict=True)
         ]
         slower += [trial for trial in measured if not trial.met]
-        best = best_trial(measured, job.objectives)
+        best = find_best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)
             speed = LatencyComparison(
-                uncontended_latency(baseline),
-                uncontended_latency(candidates[index]),
-                _relative_latency(best).inverse,
+                estimate_uncontended_latency(baseline),
+                estimate_uncontended_latency(candidates[index]),
+                _format_relative_latency(best).inverse,
             )
             return Selection(
                 models[1 + index],
@@ -141,8 +147,8 @@ def select(
 
 def _select_finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     if Objective.PERFORMANCE in job.objectives:
-        return finalists(waiting, job.objectives, _FINALISTS)
-    best = best_trial(waiting, job.objectives)
+        return select_finalists(waiting, job.objectives, _FINALISTS)
+    best = find_best_trial(waiting, job.objectives)
     assert best is not None
     return [best]
 
@@ -160,21 +166,21 @@ def _with_latency(
     """
     figures = {
         **trial.objectives,
-        **latency_figures(baseline, seconds, trial.objectives.get("relative_latency")),
+        **make_latency_figures(baseline, seconds, trial.objectives.get("relative_latency")),
     }
-    return job.rated(replace(trial, objectives=figures), plan)
+    return job.rate_trial(replace(trial, objectives=figures), plan)
 
 
 def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selection:
     """Return the selection of a converted model with the figures of its trial."""
     if "performance" not in trial.objectives:
         return Selection(converted, plan, UNMEASURED, trial)
-    relative, seconds = _relative_latency(trial), trial.objectives["performance"]
+    relative, seconds = _format_relative_latency(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / relative.value, seconds, relative.inverse)
     return Selection(converted, plan, speed, trial)
 
 
-def best_slow(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
+def find_best_slow(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
     """Return the best trial that meets the accuracy target; None if none was measured."""
     accurate = (
         trial
@@ -184,17 +190,17 @@ def best_slow(trials: Sequence[Trial], objectives: Mapping[Objective, float]) ->
     return min(accurate, key=lambda trial: trial.relative_cost(objectives), default=None)
 
 
-def closest_trial(trials: Sequence[Trial]) -> Trial | None:
+def find_closest_trial(trials: Sequence[Trial]) -> Trial | None:
     """Return the trial with the least loss, preferably one that was evaluated completely."""
     usable = [trial for trial in trials if trial.loss is not None]
     return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.ranking_loss), default=None)
 
 
-def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
+def explain_fp32_result(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
     """Return the reason for the FP32 model as the result, as text."""
-    slow, nearest = best_slow(trials, job.objectives), closest_trial(trials)
+    slow, nearest = find_best_slow(trials, job.objectives), find_closest_trial(trials)
     if slow is not None:
-        return f"no plan that meets the target is {too_slow(job, slow)}"
+        return f"no plan that meets the target is {format_too_slow(job, slow)}"
     if nearest is None or nearest.accuracy is None or baseline is None:
         return f"{_no_trial_reason(job, trials)}; the result is the {job.source_name} model"
     target = job.settings.criterion.target(baseline)
@@ -217,7 +223,7 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     )
 
 
-def too_slow(job: TuningJob, trial: Trial) -> str:
+def format_too_slow(job: TuningJob, trial: Trial) -> str:
     """Return the end of the sentence that no plan gains enough; `trial` is the best plan."""
     if not is_latency_only(job.objectives):
         names = " and ".join(sorted(job.objectives))
@@ -230,7 +236,7 @@ def too_slow(job: TuningJob, trial: Trial) -> str:
     return (
         f"at least {job.measurement.min_speedup:g} times as fast as {job.source_name} "
         f"(min_speedup) beyond noise on this machine; the result is the {job.source_name} model. "
-        f"Closest plan: {trial.plan!r} at {_relative_latency(trial).inverse} the speed of "
+        f"Closest plan: {trial.plan!r} at {_format_relative_latency(trial).inverse} the speed of "
         f"{job.source_name}"
     )
 
@@ -240,11 +246,11 @@ def _missed_metrics(job: TuningJob, trial: Trial) -> str:
     return " and ".join(
         f"{name} {value:.6g} (target {targets[name]:.6g})"
         for name, value in trial.metrics.items()
-        if not aggregation.criterion_of(name).met(aggregation.baseline[name], value)
+        if not aggregation.get_metric_criterion(name).met(aggregation.baseline[name], value)
     )
 
 
-def _relative_latency(trial: Trial) -> Ratio:
+def _format_relative_latency(trial: Trial) -> Ratio:
     figures = trial.objectives
     value = figures["relative_latency"]
     low, high = (figures.get(f"relative_latency_{end}", value) for end in ("low", "high"))

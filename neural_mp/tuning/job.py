@@ -30,7 +30,7 @@ from neural_mp.tuning.measurement.objectives import (
     Footprints,
     Measurement,
     gains_too_little,
-    size_figures,
+    measure_size_figures,
 )
 from neural_mp.tuning.size_limit import SizeLimit
 
@@ -132,16 +132,16 @@ class TuningJob:
         """Objective to minimize → its weight."""
         return self.measurement.objectives
 
-    def limited(self, deadline: Deadline, fp32_seconds: float, log: RunLog) -> Deadline:
+    def limit_by_effort(self, deadline: Deadline, fp32_seconds: float, log: RunLog) -> Deadline:
         """Return the deadline after calibration: the given one, or that of the effort if earlier.
 
         `fp32_seconds` are those of an evaluation of FP32, or of loading if none is evaluated.
         """
         limits = self.measurement.limits
         seconds = log.seconds.get("calibrate", 0.0) + fp32_seconds
-        earliest = deadline.or_earlier(limits.deadline(seconds))
+        earliest = deadline.or_earlier(limits.start_deadline(seconds))
         if earliest is not deadline:
-            log.limit(earliest.seconds, limits.effort)
+            log.report_limit(earliest.seconds, limits.effort)
         return earliest
 
     @property
@@ -154,11 +154,11 @@ class TuningJob:
         """Computes the memory footprint of a run."""
         return Footprints(self.model, self.measurement.inputs)
 
-    def figures(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
+    def measure_objectives(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
         """Return the objectives of a converted model, measured against FP32; smaller is better."""
-        sizes = self.sizes(candidate, plan)
+        sizes = self.measure_sizes(candidate, plan)
         if self.target_costs is not None:
-            return {**self.target_costs.figures(plan.plan), **sizes}
+            return {**self.target_costs.estimate_objectives(plan.plan), **sizes}
         return {**self.measurement(self.model, candidate), **sizes}
 
     @cached_property
@@ -166,21 +166,21 @@ class TuningJob:
         """The estimated costs on the target; None without an accelerator."""
         if self.target is None:
             return None
-        return TargetCosts(self.target, *self.model.op_work(self.measurement.inputs))
+        return TargetCosts(self.target, *self.model.count_op_work(self.measurement.inputs))
 
-    def sizes(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
+    def measure_sizes(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
         """Return the size and the memory footprint of a converted model, also against FP32."""
-        figures = size_figures(self.model, candidate)
+        figures = measure_size_figures(self.model, candidate)
         figures["footprint"] = float(self.footprints(candidate, plan))
-        figures["relative_footprint"] = figures["footprint"] / (self.footprints.baseline or 1)
+        figures["relative_footprint"] = figures["footprint"] / (self.footprints.baseline_bytes or 1)
         return figures
 
     @property
-    def evaluates(self) -> bool:
+    def evaluates_accuracy(self) -> bool:
         """Whether accuracy is evaluated."""
         is_chosen_otherwise = self.settings.exit_policy.performance_only
         is_chosen_otherwise = is_chosen_otherwise or self.settings.size_limit.is_set
-        return self.evaluator.available and not is_chosen_otherwise
+        return self.evaluator.is_available and not is_chosen_otherwise
 
     def claims_speed(self, plan: ResolvedPlan) -> bool:
         """Whether a plan must be faster than FP32 in the framework's own kernels.
@@ -196,7 +196,7 @@ class TuningJob:
             for op, precision in plan.effective.items()
         )
 
-    def rated(self, trial: Trial, plan: ResolvedPlan) -> Trial:
+    def rate_trial(self, trial: Trial, plan: ResolvedPlan) -> Trial:
         """Return a trial that met the accuracy target, marked if it gains too little over FP32."""
         if not trial.meets_accuracy:
             return trial
@@ -205,7 +205,7 @@ class TuningJob:
         return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)
 
 
-def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningProblem:
+def make_tuning_problem(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningProblem:
     """Return the input of a strategy for a calibrated model."""
     settings = job.settings
     return TuningProblem(
@@ -224,8 +224,8 @@ def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningPr
 def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
     """Return the cache of earlier runs of the model with the same observations."""
     content = json.dumps(observations.to_dict(), sort_keys=True)
-    return job.cache.scoped(
+    return job.cache.scope_to(
         space=job.space.digest,
         observations=hashlib.sha256(content.encode()).hexdigest(),
-        **job.measurement.conditions,
+        **job.measurement.cache_conditions,
     )

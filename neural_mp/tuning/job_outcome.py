@@ -33,7 +33,7 @@ class JobStatus(StringEnum):
         return self is not JobStatus.BEGUN
 
     @property
-    def finished(self) -> bool:
+    def has_result(self) -> bool:
         """Whether there is a result, so that the job is not repeated."""
         return self not in (JobStatus.BEGUN, JobStatus.FAILED)
 

@@ -59,7 +59,9 @@ class Listener:
         """Handle the result of the run; called after `close`."""
 
 
-def target_words(name: str, source: str, accuracy: float, target: float, tolerance: str) -> str:
+def describe_accuracy_target(
+    name: str, source: str, accuracy: float, target: float, tolerance: str
+) -> str:
     """Return the baseline and the target in one line, in the unit of the metric.
 
     `source` is the precision of the given model; name and tolerance are empty if unknown.
@@ -107,7 +109,7 @@ class RunLog:
         if measurement not in self.cache_hits:
             self.cache_hits.append(measurement)
 
-    def step(self) -> None:
+    def report_step(self) -> None:
         """Report a finished batch to the listener.
 
         Raises:
@@ -115,33 +117,33 @@ class RunLog:
         """
         call_user(self.listener.step)
 
-    def limit(self, seconds: float, effort: str) -> None:
+    def report_limit(self, seconds: float, effort: str) -> None:
         """Record the limit that the effort sets to the rest of the run, and announce it."""
         self.effort_seconds = seconds
         logger.info("%s", limit_words(seconds, effort))
         self.listener.limit(seconds, effort)
 
-    def warn(self, message: str) -> None:
+    def add_warning(self, message: str) -> None:
         """Store a warning for the report."""
         self.warnings.append(message)
 
     def warn_once(self, message: str) -> None:
         """Store a warning unless it is stored already, also by an earlier part of the run."""
         if message not in self.warnings:
-            self.warn(message)
+            self.add_warning(message)
 
     @contextmanager
-    def loading(self) -> Iterator[None]:
+    def loading_phase(self) -> Iterator[None]:
         """Context of the first phase; if it fails there is no run, and the listener is closed."""
         try:
-            with self.phase("load", "Loading the model"):
+            with self.time_phase("load", "Loading the model"):
                 yield
         except BaseException:
             self.listener.close()
             raise
 
     @contextmanager
-    def phase(self, name: str, title: str = "", total: int | None = None) -> Iterator[None]:
+    def time_phase(self, name: str, title: str = "", total: int | None = None) -> Iterator[None]:
         """Time a phase, and announce it to the listener if it has a text."""
         if title:
             self.listener.phase(title, total)

@@ -34,16 +34,16 @@ from neural_mp.runs.report import (
     RuntimeHint,
     count_ops,
 )
-from neural_mp.search.corrections import best_corrections, corrected_nsr
-from neural_mp.space import Capability, ResolvedPlan, TuningSpace, counted_reasons
+from neural_mp.search.corrections import apply_correction_nsr, choose_best_corrections
+from neural_mp.space import Capability, ResolvedPlan, TuningSpace, count_ineligible_reasons
 from neural_mp.targets import words_of
 from neural_mp.targets.cost import TargetCosts
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.op_timing import conversions_of
-from neural_mp.util.noise import decibels
-from neural_mp.util.system.environment import versions_of
+from neural_mp.tuning.measurement.op_timing import list_plan_conversions
+from neural_mp.util.noise import nsr_to_decibels
+from neural_mp.util.system.environment import read_package_versions
 
 logger = logging.getLogger(__name__)
 
@@ -55,34 +55,34 @@ _OP_TIMES_SECONDS = 1.0
 Profile = Mapping[str, float]
 
 
-def now() -> str:
+def utc_now() -> str:
     """Return date and time in UTC, ISO 8601, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def setup_of(job: TuningJob) -> RunStart:
+def record_run_setup(job: TuningJob) -> RunStart:
     """Return the record of the start of a run."""
     space, packages = job.space, (*_PACKAGES, *job.model.adaptor.packages)
     return RunStart(
-        started=now(),
+        started=utc_now(),
         model=job.description.model,
         framework=job.model.adaptor.framework,
-        **_space_fields(space),
+        **_collect_space_fields(space),
         fan_in=_fan_in_by_op(job.model),
         settings=job.description.settings,
         batch_size=job.measurement.batch_size,
-        machine=machine_of(job.description.hardware),
-        versions={"Python": platform.python_version(), **versions_of(packages)},
+        machine=describe_run_machine(job.description.hardware),
+        versions={"Python": platform.python_version(), **read_package_versions(packages)},
         runtimes=job.runtimes,
     )
 
 
 def setup_in_space(setup: RunStart, space: TuningSpace) -> RunStart:
     """Return the record of a start with the space that calibration left."""
-    return replace(setup, **_space_fields(space))
+    return replace(setup, **_collect_space_fields(space))
 
 
-def _space_fields(space: TuningSpace) -> dict[str, Any]:
+def _collect_space_fields(space: TuningSpace) -> dict[str, Any]:
     """Return the fields of a `RunStart` for a space, without details of configurations."""
     capabilities = {
         op: Capability(
@@ -112,19 +112,23 @@ def _fan_in_by_op(model: AnyTunableModel) -> dict[str, int]:
     }
 
 
-def machine_of(hardware: Hardware) -> Machine:
+def describe_run_machine(hardware: Hardware) -> Machine:
     """Return the description of a machine."""
     native = dict.fromkeys(flag for flags in NATIVE_FLAGS.values() for flag in flags)
     return Machine(
         hardware.name,
         hardware.cores,
         tuple(flag for flag in native if flag in hardware.flags),
-        {p.value: (s.runs, s.reason) for p in CPU_PRECISIONS for s in [hardware.support(p)]},
+        {
+            p.value: (s.execution_mode, s.reason)
+            for p in CPU_PRECISIONS
+            for s in [hardware.support(p)]
+        },
         f"{platform.system()} {platform.release()}, {platform.machine()}",
     )
 
 
-def ending_of(
+def record_run_ending(
     job: TuningJob,
     selection: Selection,
     met: bool | None,
@@ -144,7 +148,7 @@ def ending_of(
     if selection.model is not job.model:
         profile = _profile_ops(job, selection.model, runs, samples)
     return RunEnd(
-        now(),
+        utc_now(),
         met,
         selection.plan.plan,
         report,
@@ -153,7 +157,7 @@ def ending_of(
         _predict_latencies(job, trials, times or OpTimings()),
         fp32_profile,
         profile,
-        conversions_of(job.space.graph, selection.plan.flow, profile),
+        list_plan_conversions(job.space.graph, selection.plan.flow, profile),
         samples,
     )
 
@@ -175,8 +179,8 @@ def _profile_ops(
     try:
         inputs = job.measurement.inputs if samples is None else job.model.example_inputs(samples)
         with model.adaptor.threads(job.measurement.threads):
-            durations = model.profile(inputs, runs)
-        return {name: Duration.of(duration).seconds for name, duration in durations.items()}
+            durations = model.profile_ops(inputs, runs)
+        return {name: Duration.from_runs(duration).seconds for name, duration in durations.items()}
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.
         logger.debug("Timing ops failed", exc_info=True)
@@ -190,13 +194,13 @@ def _predict_latencies(
     if not times.ops or not trials:
         return {}
     # Imported on demand: SciPy is slow to import.
-    from neural_mp.search.cost_model import CostInputs, predicted_time
+    from neural_mp.search.cost_model import CostInputs, predict_plan_time
 
     observations = job.model.observations
-    noise = corrected_nsr(observations, best_corrections(observations))
+    noise = apply_correction_nsr(observations, choose_best_corrections(observations))
     weights = {op.name: op.weights for op in job.space.graph}
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
-    predicted = {t.number: predicted_time(job.space, figures, t.plan) for t in trials}
+    predicted = {t.number: predict_plan_time(job.space, figures, t.plan) for t in trials}
     return {number: fraction for number, fraction in predicted.items() if fraction is not None}
 
 
@@ -228,19 +232,19 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     """Return the figures of a result except its accuracy, and end the log of the run."""
     speed, effective = selection.speed.ratio, selection.plan.effective
     if speed is not None and speed.high < 1:
-        log.warn(_slowdown_warning(job, speed))
-    for warning in job.measurement.contention.warnings:
+        log.add_warning(_make_slowdown_warning(job, speed))
+    for warning in job.measurement.contention.contention_warnings:
         log.warn_once(warning)
     emulated = {p for op, p in effective.items() if p in job.space.capabilities[op].emulated}
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
-        **selection.speed.figures,
+        **selection.speed.report_figures,
         batch_size=job.measurement.batch_size,
         streams=job.measurement.streams,
         baseline_size=job.model.size,
         size=selection.model.size,
-        baseline_footprint=job.footprints.baseline,
+        baseline_footprint=job.footprints.baseline_bytes,
         footprint=job.footprints(selection.model, selection.plan),
         evaluations=job.evaluator.evaluations,
         seconds=dict(log.seconds),
@@ -249,25 +253,27 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         op_counts=count_ops(job.space.graph, effective),
         emulated=tuple(p.value for p in Precision if p in emulated),
         conversions=selection.model.conversions,
-        ineligible=counted_reasons(job.space, job.space.contractions, job.settings.precisions),
+        ineligible=count_ineligible_reasons(
+            job.space, job.space.contractions, job.settings.precisions
+        ),
         amp=job.amp,
         warnings=tuple(log.warnings),
         cache_hits=tuple(log.cache_hits),
         stage_noise=log.stage_noise,
         runtimes=job.runtimes,
-        accelerator=accelerator_figures(
+        accelerator=estimate_accelerator_figures(
             job.target_costs, job.space.graph, selection.plan.plan, log.width_sqnr_db
         ),
-        hint=_runtime_hint(job, selection, log),
+        hint=_make_runtime_hint(job, selection, log),
     )
 
 
-def _runtime_hint(job: TuningJob, selection: Selection, log: RunLog) -> RuntimeHint | None:
+def _make_runtime_hint(job: TuningJob, selection: Selection, log: RunLog) -> RuntimeHint | None:
     seconds = selection.speed.baseline
     return None if job.hint is None or seconds is None else job.hint(log.seconds, seconds)
 
 
-def accelerator_figures(
+def estimate_accelerator_figures(
     costs: TargetCosts | None,
     graph: OpGraph,
     plan: PrecisionPlan,
@@ -275,7 +281,7 @@ def accelerator_figures(
 ) -> AcceleratorFigures | None:
     """Return the estimates of a plan on an accelerator; None without costs, for CPUs.
 
-    `sqnr_db` is that of `width_sqnr`.
+    `sqnr_db` is that of `measure_width_sqnr`.
     """
     if costs is None:
         return None
@@ -284,14 +290,14 @@ def accelerator_figures(
         profile.name,
         profile.title,
         profile.evidence,
-        costs.figures(plan)["relative_target"],
-        costs.shares(plan),
+        costs.estimate_objectives(plan)["relative_target"],
+        costs.multiplication_shares(plan),
         Counter(op.type for op in graph if op.type in profile.refuse),
         sqnr_db,
     )
 
 
-def width_sqnr(space: TuningSpace, figures: WidthFigures) -> dict[str, dict[str, float]]:
+def measure_width_sqnr(space: TuningSpace, figures: WidthFigures) -> dict[str, dict[str, float]]:
     """Return op → widths → SQNR of the outputs in dB, if this op alone is in these.
 
     Widths without noise are left out.
@@ -300,12 +306,14 @@ def width_sqnr(space: TuningSpace, figures: WidthFigures) -> dict[str, dict[str,
         op: {words_of(c): figures.op_noise(op, c) for c in space.choices(op) if c.activation}
         for op in space.tunable_ops
     }
-    return {op: {w: decibels(nsr) for w, nsr in by.items() if nsr} for op, by in noise.items()}
+    return {
+        op: {w: nsr_to_decibels(nsr) for w, nsr in by.items() if nsr} for op, by in noise.items()
+    }
 
 
-def _slowdown_warning(job: TuningJob, speed: Ratio) -> str:
+def _make_slowdown_warning(job: TuningJob, speed: Ratio) -> str:
     message = f"the result runs at {speed} the speed of {job.source_name} on this machine"
-    if job.evaluates:
+    if job.evaluates_accuracy:
         return message
     return (
         f"{message}, and its accuracy was not checked: every eligible op is converted, "

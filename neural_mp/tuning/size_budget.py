@@ -10,7 +10,7 @@ from neural_mp.io.measurement_cache import RunCache
 from neural_mp.search.knapsack import Filling
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.bit_allocation import weights_by_bytes
-from neural_mp.tuning.job import TuningJob, problem_of
+from neural_mp.tuning.job import TuningJob, make_tuning_problem
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.size_limit import SizeLimit
@@ -28,7 +28,7 @@ class SizedModel:
     model: AnyModel
 
 
-def within_limit(
+def find_plan_within_limit(
     job: TuningJob, model: AnyTunableModel, limit: SizeLimit, log: RunLog
 ) -> SizedModel:
     """Return the most accurate plan within a limit of size, by the divergences of its weights.
@@ -37,20 +37,20 @@ def within_limit(
         ConfigurationError: no plan is that small, or the weights of no op have several forms.
     """
     probe = MeasuringProbe(job, model, RunCache(), LEAST_ALLOWANCE, effort=BRIEF)
-    problem = problem_of(job, model, probe)
-    with log.phase("probe", "Measuring the noise of weights"):
+    problem = make_tuning_problem(job, model, probe)
+    with log.time_phase("probe", "Measuring the noise of weights"):
         scored = probe.weight_noise()
     if not scored:
         raise ConfigurationError(
             f"{limit} requires ops whose weights can be stored in fewer bits, and a framework that "
             f"scores them, found none in {job.description.model!r}; remove the limit"
         )
-    most = limit.bytes_of(model.size)
+    most = limit.limit_in_bytes(model.size)
     rest = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)
     aim, knapsack = float(most - rest), weights_by_bytes(problem)
-    with log.phase("convert", "Converting"):
+    with log.time_phase("convert", "Converting"):
         for _ in range(_ATTEMPTS):
-            choice = knapsack.most_accurate(aim)
+            choice = knapsack.find_most_accurate(aim)
             if choice is None:
                 break
             sized = _convert_filling(job, model, choice)
@@ -67,4 +67,4 @@ def within_limit(
 
 def _convert_filling(job: TuningJob, model: AnyTunableModel, filling: Filling) -> SizedModel:
     plan = job.space.resolve(job.space.fp32_plan().replacing(filling.configs))
-    return SizedModel(plan, model.converted(plan))
+    return SizedModel(plan, model.convert_by_plan(plan))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.validators import integer_between, is_finite, matching, validate_option
+from neural_mp.util.validators import integer_between, is_finite, validate_option, values_matching
 
 _FLOAT_BITS = 32
 #: Upper bound of a number of bytes, exact as a float.
 _MOST_BYTES = 1 << 53
-_BITS = matching(
+_BITS = values_matching(
     f"a number of bits per weight above 0, at most {_FLOAT_BITS}",
     lambda value: is_finite(value) and 0 < value <= _FLOAT_BITS,
 )
@@ -45,7 +45,7 @@ class SizeLimit:
         """Whether there is a limit."""
         return self.max_bytes is not None or self.max_bits is not None
 
-    def bytes_of(self, float_bytes: int) -> int:
+    def limit_in_bytes(self, float_bytes: int) -> int:
         """Return the limit in bytes for a model of this size in FP32."""
         if self.max_bytes is not None:
             return self.max_bytes

@@ -25,12 +25,12 @@ from neural_mp.tuning.baseline import Baseline
 from neural_mp.tuning.evaluation.evaluator import NotShardableError
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.evaluation.sharding import SENDING, STARTING, Shard, ShardingPolicy
-from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named
-from neural_mp.tuning.final_selection import Selection, closest_trial, with_figures
+from neural_mp.tuning.executors import Executor, WorkerPayload, get_executor_named
+from neural_mp.tuning.final_selection import Selection, find_closest_trial, with_figures
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.comparison import stage_noise
-from neural_mp.tuning.measurement.objectives import best_trial
+from neural_mp.tuning.measurement.comparison import measure_stage_noise
+from neural_mp.tuning.measurement.objectives import find_best_trial
 from neural_mp.util.user_calls import UserCodeError
 
 #: Number of plans that may fail with one error before the run fails with it.
@@ -69,7 +69,7 @@ class TrialRunner:
     _executor: Executor | None = None
     _at_work: bool = False  #: workers start with their first plan
 
-    def run(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
+    def run_plans(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         """Try plans, the first as the run's `ordinal`-th; yield their trials in order.
 
         Raises:
@@ -78,21 +78,21 @@ class TrialRunner:
             TuningError: too many plans failed with the same error.
             NeuralMPError: the model cannot be sent to workers, or their engine cannot be used.
         """
-        if self.job.settings.workers.several and len(plans) > 1:
+        if self.job.settings.workers.uses_processes and len(plans) > 1:
             yield from self._side_by_side(plans, ordinal)
             return
         for plan in plans:
             yield self._run_alone(plan)
 
-    def close(self) -> None:
+    def stop_workers(self) -> None:
         """Stop the workers, if there are any."""
         if self._executor is not None:
             self._executor.close()
             self._executor, self._at_work = None, False
 
     def _run_alone(self, plan: ResolvedPlan) -> Trial:
-        self.deadline.check()
-        number, started = self.history.start(), time.perf_counter()
+        self.deadline.raise_if_passed()
+        number, started = self.history.begin_trial(), time.perf_counter()
         try:
             evaluation, model = self._evaluate_alone(plan, number + 1)
             trial = self._measure_trial(plan, evaluation, model, number)
@@ -121,7 +121,7 @@ class TrialRunner:
     def _plan_shards(self, plan: ResolvedPlan) -> list[Shard]:
         """Return the shards of a plan's evaluation; empty if evaluated here."""
         cost = SENDING if self._at_work else STARTING
-        if not self.job.settings.workers.several or not self.sharding.is_worth_trying(cost):
+        if not self.job.settings.workers.uses_processes or not self.sharding.is_worth_trying(cost):
             return []
         try:
             executor = self._start_executor()
@@ -129,26 +129,26 @@ class TrialRunner:
             # Without workers, a single plan is evaluated here.
             self.sharding.give_up(str(error))
             return []
-        return self.sharding.shards(plan, executor.capacity, executor.threads, cost)
+        return self.sharding.split_evaluation(plan, executor.capacity, executor.threads, cost)
 
     def _evaluate_shards(self, shards: Sequence[Shard]) -> PlanEvaluation:
         executor, self._at_work = self._start_executor(), True
         results = []
         try:
-            tickets = [executor.submit(shard, self.deadline.left()) for shard in shards]
+            tickets = [executor.submit(shard, self.deadline.seconds_left()) for shard in shards]
             for ticket in tickets:
                 results.append(executor.assessment(ticket))
-                self.log.step()
+                self.log.report_step()
             return self.plan_evaluator.merge_shards(results)
         except BaseException:
             # The other shards are useless now.
-            self.close()
+            self.stop_workers()
             raise
 
     def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         results, stopped = self._evaluate_round(plans, ordinal)
         if stopped is not None:
-            self.close()
+            self.stop_workers()
         # Latency is measured last, when no worker is busy.
         for evaluated in results:
             try:
@@ -171,10 +171,10 @@ class TrialRunner:
 
         Each evaluation is stored on arrival, so that a crash loses none.
         """
-        self.deadline.check()
+        self.deadline.raise_if_passed()
         executor = self._start_executor()
         self.log.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
-        numbers = {plan: self.history.start() for plan in plans}
+        numbers = {plan: self.history.begin_trial() for plan in plans}
         arrived: dict[ResolvedPlan, _Evaluated] = {}
 
         def keep_evaluation(plan: ResolvedPlan, evaluation: PlanEvaluation) -> None:
@@ -184,7 +184,7 @@ class TrialRunner:
 
         executor.arrived = keep_evaluation
         self._at_work = True
-        tickets = [executor.submit(plan, self.deadline.left()) for plan in plans]
+        tickets = [executor.submit(plan, self.deadline.seconds_left()) for plan in plans]
         stopped: BaseException | None = None
         for (plan, number), ticket in zip(numbers.items(), tickets, strict=True):
             try:
@@ -193,7 +193,7 @@ class TrialRunner:
                     evaluation = executor.assessment(ticket)
                     assert isinstance(evaluation, PlanEvaluation)  # plans, not shards
                     keep_evaluation(plan, evaluation)
-                    self.log.step()
+                    self.log.report_step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
             except (
                 DeadlineExceededError,
@@ -209,14 +209,14 @@ class TrialRunner:
     def _keep_evaluation(self, evaluated: _Evaluated) -> None:
         """Record an evaluation; without latency to measure, also its trial."""
         if evaluated.evaluation.outcome is Outcome.MET:
-            self.history.keep(
+            self.history.keep_trial(
                 self._build_trial(evaluated.plan, evaluated.evaluation, evaluated.number, {})
             )
         else:
             self._finish_trial(evaluated)
 
     def _abandon_trial(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
-        self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
+        self.history.abandon_trial(number, plan.plan, message_of(error) or type(error).__name__)
 
     def _finish_trial(self, evaluated: _Evaluated) -> Trial:
         """Return the trial of an evaluation, recorded at once."""
@@ -226,15 +226,15 @@ class TrialRunner:
             trial = self._measure_trial(
                 evaluated.plan, evaluated.evaluation, None, evaluated.number
             )
-            self.history.finish(trial)
+            self.history.finish_trial(trial)
             evaluated.trial = trial
         return evaluated.trial
 
     def _start_executor(self) -> Executor:
         if self._executor is None:
             workers = self.job.settings.workers
-            work = WorkerPayload.of(self.job.load, self.plan_evaluator, workers)
-            self._executor = executor_named(workers.engine)(work, workers, self.log.warn)
+            work = WorkerPayload.pack_run(self.job.load, self.plan_evaluator, workers)
+            self._executor = get_executor_named(workers.engine)(work, workers, self.log.add_warning)
         return self._executor
 
     def _measure_trial(
@@ -244,11 +244,11 @@ class TrialRunner:
         job, figures = self.job, {}
         if evaluation.outcome is Outcome.MET:
             if model is None:
-                model = self.plan_evaluator.model.converted(plan)
-            figures = job.figures(model, plan)
+                model = self.plan_evaluator.model.convert_by_plan(plan)
+            figures = job.measure_objectives(model, plan)
         trial = self._build_trial(plan, evaluation, number, figures)
         rivals = [trial] if self.best is None else [self.best[0], trial]
-        if model is not None and best_trial(rivals, job.objectives) is trial:
+        if model is not None and find_best_trial(rivals, job.objectives) is trial:
             self.best = trial, model
         return trial
 
@@ -279,10 +279,10 @@ class TrialRunner:
             evaluation.node,
             bound,
         )
-        return job.rated(trial, plan)
+        return job.rate_trial(trial, plan)
 
     def _record_trial(self, trial: Trial) -> Trial:
-        self.history.finish(trial)
+        self.history.finish_trial(trial)
         self._announce_trial(trial)
         self._give_up_on_repeated_failure(trial)
         return trial
@@ -311,7 +311,7 @@ def _is_reconstructed(trial: Trial) -> bool:
     return any(config.is_reconstructed for config in trial.plan.configs.values())
 
 
-def trained_selection(
+def train_closest_plan(
     job: TuningJob,
     model: AnyTunableModel,
     trials: Sequence[Trial],
@@ -328,27 +328,29 @@ def trained_selection(
     """
     improvable = [trial for trial in trials if trial.outcome in _IMPROVABLE]
     # Of equal losses, training goes further from reconstructed weights.
-    promising = closest_trial(sorted(improvable, key=_is_reconstructed, reverse=True))
+    promising = find_closest_trial(sorted(improvable, key=_is_reconstructed, reverse=True))
     if job.train is None or promising is None:
         return None, None
     label = f"the plan of trial {promising.number + 1}"
     # The trial lasted as long as the conversion and evaluation of the plan will last again.
     again = promising.seconds - log.seconds.get("reconstruction", 0.0)
-    seconds = deadline.end - max(baseline.reserve, again) - time.monotonic()
+    seconds = deadline.end_time - max(baseline.reserved_seconds, again) - time.monotonic()
     if seconds <= 0:
-        log.warn(f"{label} was not trained: no time was left; set a longer timeout, and resume")
+        log.add_warning(
+            f"{label} was not trained: no time was left; set a longer timeout, and resume"
+        )
         return None, None
     plan, started = job.space.resolve(promising.plan), time.perf_counter()
-    number = history.start()
+    number = history.begin_trial()
     try:
-        with log.phase("train", f"Training {label}"):
+        with log.time_phase("train", f"Training {label}"):
             converted = job.train(model, plan, seconds)
             evaluator, criterion = job.evaluator, job.settings.criterion
             accuracy = evaluator(converted, deadline, None, model)
         trial = Trial(plan.plan, Outcome.MISSED, number=number, trained=True)
         if math.isfinite(accuracy):
-            met = evaluator.spread.met(criterion, baseline.accuracy, accuracy)
-            figures = job.figures(converted, plan) if met else {}
+            met = evaluator.spread.meets_target(criterion, baseline.accuracy, accuracy)
+            figures = job.measure_objectives(converted, plan) if met else {}
             trial = replace(
                 trial,
                 outcome=Outcome.MET if met else Outcome.MISSED,
@@ -357,21 +359,23 @@ def trained_selection(
                 objectives=figures,
                 metrics=dict(evaluator.values),
             )
-        trial = job.rated(replace(trial, seconds=time.perf_counter() - started), plan)
-        log.stage_noise = stage_noise(job, model, plan, log, converted)
+        trial = job.rate_trial(replace(trial, seconds=time.perf_counter() - started), plan)
+        log.stage_noise = measure_stage_noise(job, model, plan, log, converted)
     except DeadlineExceededError:
-        history.abandon(number, plan.plan, _NOT_EVALUATED)
-        log.warn(f"{label} was trained, but {_NOT_EVALUATED}; set a longer timeout, and resume")
+        history.abandon_trial(number, plan.plan, _NOT_EVALUATED)
+        log.add_warning(
+            f"{label} was trained, but {_NOT_EVALUATED}; set a longer timeout, and resume"
+        )
         return None, None
     except (TrainingError, ConversionError, ConfigurationError) as error:
-        history.abandon(number, plan.plan, str(error))
-        log.warn(f"{label} could not be trained: {error}")
+        history.abandon_trial(number, plan.plan, str(error))
+        log.add_warning(f"{label} could not be trained: {error}")
         return None, None
     except (Exception, KeyboardInterrupt) as error:
-        history.abandon(number, plan.plan, str(error) or type(error).__name__)
+        history.abandon_trial(number, plan.plan, str(error) or type(error).__name__)
         raise
-    history.finish(trial)
+    history.finish_trial(trial)
     log.listener.trial(trial, trial.speedup)
     change = f"{promising.accuracy:.6g} before and {accuracy:.6g} after training"
-    log.warn(f"{label} was trained: accuracy {change}")
+    log.add_warning(f"{label} was trained: accuracy {change}")
     return (with_figures(trial, plan, converted) if trial.met else None), trial

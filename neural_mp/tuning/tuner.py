@@ -15,36 +15,36 @@ from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.runs.history import History
 from neural_mp.runs.report import ELEMENTS, LAYER_ERRORS
 from neural_mp.strategies.base import Search
-from neural_mp.tuning.baseline import Baseline, calibrate_model, measured_baseline
+from neural_mp.tuning.baseline import Baseline, calibrate_model, obtain_measured_baseline
 from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.evaluation.sharding import ShardingPolicy
 from neural_mp.tuning.final_selection import (
     Selection,
-    best_slow,
-    closest_trial,
-    select,
+    explain_fp32_result,
+    find_best_slow,
+    find_closest_trial,
     select_fp32,
-    why_fp32,
+    select_plan,
     with_figures,
 )
-from neural_mp.tuning.job import TuningJob, cache_of_probes, problem_of
+from neural_mp.tuning.job import TuningJob, cache_of_probes, make_tuning_problem
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.comparison import stage_noise
-from neural_mp.tuning.measurement.float_kernels import latest, with_faster_kernels
-from neural_mp.tuning.measurement.objectives import best_trial
+from neural_mp.tuning.measurement.comparison import measure_stage_noise
+from neural_mp.tuning.measurement.float_kernels import latest_trials, with_faster_kernels
+from neural_mp.tuning.measurement.objectives import find_best_trial
 from neural_mp.tuning.measurement.other_runtimes import Settlement, settle_runtime
 from neural_mp.tuning.measurement.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.recording import (
     TuningResult,
-    ending_of,
+    measure_width_sqnr,
+    record_run_ending,
+    record_run_setup,
     report_of,
     setup_in_space,
-    setup_of,
-    width_sqnr,
 )
-from neural_mp.tuning.trial_runner import TrialRunner, trained_selection
-from neural_mp.tuning.unchecked import converted_unchecked
+from neural_mp.tuning.trial_runner import TrialRunner, train_closest_plan
+from neural_mp.tuning.unchecked import convert_without_check
 from neural_mp.util.user_calls import ReraiseUserErrors
 from neural_mp.util.validators import mapping_of, non_negative_float
 
@@ -62,8 +62,8 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     log = log or RunLog()
     try:
         with ReraiseUserErrors():
-            if not job.evaluates:
-                return converted_unchecked(job, log)
+            if not job.evaluates_accuracy:
+                return convert_without_check(job, log)
             with job.open_history() as history:
                 return _search_with_history(job, log, history)
     finally:
@@ -71,47 +71,56 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
 
 
 def _search_with_history(job: TuningJob, log: RunLog, history: History) -> TuningResult:
-    setup = setup_of(job)
-    history.begin(setup)
+    setup = record_run_setup(job)
+    history.begin_run(setup)
     deadline = Deadline(job.settings.exit_policy.timeout)
-    resumed = _resumed_trials(job, history)
+    resumed = _list_resumed_trials(job, history)
     baseline: Baseline | None = None
     try:
-        baseline = measured_baseline(job, history, log, deadline)
+        baseline = obtain_measured_baseline(job, history, log, deadline)
         model = calibrate_model(job, log, deadline, history)
     except DeadlineExceededError:
-        log.warn("the time limit passed before the search; the model stays FP32")
-        with log.phase("measure"):
+        log.add_warning("the time limit passed before the search; the model stays FP32")
+        with log.time_phase("measure"):
             selection = select_fp32(job)
-        return _checked_result(job, log, history, Settlement(job, selection), baseline, resumed)
-    timeout, deadline = deadline, job.limited(deadline, baseline.seconds, log)
+        return _make_checked_result(
+            job, log, history, Settlement(job, selection), baseline, resumed
+        )
+    timeout, deadline = deadline, job.limit_by_effort(deadline, baseline.seconds, log)
     if model.space is not job.space:
         job = job.in_space(model.space)
-        history.begin(setup_in_space(setup, model.space))
-    history.cache.put(ELEMENTS, dict(job.footprints.values))
+        history.begin_run(setup_in_space(setup, model.space))
+    history.cache.put_entry(ELEMENTS, dict(job.footprints.element_counts))
     cache = cache_of_probes(job, model.observations)
-    probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)
+    probe = MeasuringProbe(
+        job, model, history.cache, measurement_allowance(job, baseline), cache=cache
+    )
     search = _TrialSearch(job, model, history, baseline, log, deadline, resumed)
     learning = model.options.learning.limit
-    with log.phase("search"), learning.until(deadline.end - baseline.reserve):
-        search.drive(job.strategy.search(problem_of(job, model, probe)))
+    with (
+        log.time_phase("search"),
+        learning.override_end(deadline.end_time - baseline.reserved_seconds),
+    ):
+        search.drive_search(job.strategy.search(make_tuning_problem(job, model, probe)))
     if learning.ended_work:
-        log.warn(
+        log.add_warning(
             f"the learning of weights ended at {deadline}; other layers are rounded to nearest, "
             f"{deadline.remedy}"
         )
     log.seconds["probe"] = probe.seconds
-    log.width_sqnr_db = {} if probe.widths is None else width_sqnr(model.space, probe.widths)
+    log.width_sqnr_db = (
+        {} if probe.widths is None else measure_width_sqnr(model.space, probe.widths)
+    )
     _record_layer_errors(model, history, log)
     if probe.has_cache_hits:
         log.cache_hit("op times and output noise")
     if probe.untimed:
-        log.warn(f"op times were estimated, because not all ops were timed: {probe.untimed}")
+        log.add_warning(f"op times were estimated, because not all ops were timed: {probe.untimed}")
     selection, trials = _select_result(job, model, search.trials, search.measured_alone, log)
     replacement, trained = None, None
     if selection.trial is None:
         # Training has a limit of its own, `exit_policy.train_seconds`.
-        replacement, trained = trained_selection(
+        replacement, trained = train_closest_plan(
             job, model, trials, baseline, history, log, timeout
         )
         trials += [] if trained is None else [trained]
@@ -119,19 +128,19 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
         selection = replacement
     else:
         if selection.trial is None:
-            log.warn(why_fp32(job, trials, baseline.accuracy))
+            log.add_warning(explain_fp32_result(job, trials, baseline.accuracy))
         selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
     if trained is None:
-        log.stage_noise = stage_noise(job, model, selection.plan, log)
-    trials = latest(trials, selection)
+        log.stage_noise = measure_stage_noise(job, model, selection.plan, log)
+    trials = latest_trials(trials, selection)
     settlement = settle_runtime(job, selection, baseline.accuracy, log, deadline)
-    return _checked_result(job, log, history, settlement, baseline, trials)
+    return _make_checked_result(job, log, history, settlement, baseline, trials)
 
 
-def _resumed_trials(job: TuningJob, history: History) -> list[Trial]:
+def _list_resumed_trials(job: TuningJob, history: History) -> list[Trial]:
     """Return the trials of an interrupted run whose plans are still within limits."""
     resumed = []
-    for trial in history.trials():
+    for trial in history.read_trials():
         if trial.trained:
             continue  # The weights are in the checkpoints of the training, which continues there.
         try:
@@ -139,20 +148,20 @@ def _resumed_trials(job: TuningJob, history: History) -> list[Trial]:
         except NeuralMPError:
             continue
         if plan.plan == trial.plan:
-            resumed.append(job.rated(trial, plan))
+            resumed.append(job.rate_trial(trial, plan))
     return resumed
 
 
 def _record_layer_errors(model: AnyTunableModel, history: History, log: RunLog) -> None:
     kind = mapping_of(mapping_of(non_negative_float))
-    _, stored = history.cache.get(LAYER_ERRORS, kind)
-    errors = {op: asdict(layer) for op, layer in model.corrected.layer_errors.items()}
+    _, stored = history.cache.get_entry(LAYER_ERRORS, kind)
+    errors = {op: asdict(layer) for op, layer in model.corrected_weights.layer_errors.items()}
     if errors:
-        history.cache.put(LAYER_ERRORS, {**(stored or {}), **errors})
+        history.cache.put_entry(LAYER_ERRORS, {**(stored or {}), **errors})
         log.seconds["reconstruction"] = sum(layer["seconds"] for layer in errors.values())
 
 
-def allowance(job: TuningJob, baseline: Baseline | None) -> float:
+def measurement_allowance(job: TuningJob, baseline: Baseline | None) -> float:
     """Return the CPU seconds for measurements besides trials: those of one evaluation."""
     threads = job.measurement.threads or detect().cores
     return max(LEAST_ALLOWANCE * threads, 0.0 if baseline is None else baseline.cpu_seconds)
@@ -179,11 +188,13 @@ class _TrialSearch:
             baseline.accuracy,
             baseline.running if settings.early_stopping else RunningValues(),
             job.measurement.inputs,
-            baseline.reserve,
+            baseline.reserved_seconds,
         )
         self.job, self.log, self.trials = job, log, list(trials)
         self._deadline = deadline
-        sharding = ShardingPolicy(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
+        sharding = ShardingPolicy(
+            job.evaluator, baseline.seconds, baseline.cpu_seconds, log.add_warning
+        )
         self._runner = TrialRunner(job, history, log, deadline, plan_evaluator, sharding)
 
     @property
@@ -191,24 +202,24 @@ class _TrialSearch:
         """Numbers of trials measured in this run without parallel trials."""
         return self._runner.measured_alone
 
-    def drive(self, search: Search) -> None:
+    def drive_search(self, search: Search) -> None:
         """Run until the strategy ends, a limit is reached or the user interrupts."""
         try:
             self._feed_search(search, self.job.settings.exit_policy.max_trials)
         except StopIteration:
             return
         except DeadlineExceededError:
-            self.log.warn(f"the search stopped at {self._deadline}; {self._deadline.remedy}")
+            self.log.add_warning(f"the search stopped at {self._deadline}; {self._deadline.remedy}")
         except TuningError as error:
             if not any(trial.met for trial in self.trials):
                 raise
-            self.log.warn(f"the search stopped: {error}")
+            self.log.add_warning(f"the search stopped: {error}")
         except KeyboardInterrupt:
-            self.log.warn(
+            self.log.add_warning(
                 "the search was interrupted; its trials are kept, and resume continues the run"
             )
         finally:
-            self._runner.close()
+            self._runner.stop_workers()
 
     def _feed_search(self, search: Search, limit: int) -> None:
         tried = {trial.plan: trial for trial in self.trials}
@@ -217,11 +228,11 @@ class _TrialSearch:
             resolved = [self.job.space.resolve(plan) for plan in plans]
             new = [plan for plan in dict.fromkeys(resolved) if plan.plan not in tried]
             room = max(0, limit - len(self.trials))
-            for trial in self._runner.run(new[:room], len(self.trials) + 1):
+            for trial in self._runner.run_plans(new[:room], len(self.trials) + 1):
                 tried[trial.plan] = trial
                 self.trials.append(trial)
             if len(new) > room:
-                self.log.warn(f"the search stopped at max_trials = {limit}")
+                self.log.add_warning(f"the search stopped at max_trials = {limit}")
                 return
             plans = search.send([tried[plan.plan] for plan in resolved])
 
@@ -236,15 +247,15 @@ def _select_result(
     """Return the selection, and the trials with their latest figures."""
     measured = [_with_missing_figures(job, model, trial) for trial in trials]
     try:
-        with log.phase("measure", "Measuring the best plans"):
-            selection = select(job, measured, model, measured_alone)
+        with log.time_phase("measure", "Measuring the best plans"):
+            selection = select_plan(job, measured, model, measured_alone)
     except KeyboardInterrupt:
-        log.warn("the final measurement was interrupted; latencies are those of the trials")
-        best = best_trial(measured, job.objectives)
+        log.add_warning("the final measurement was interrupted; latencies are those of the trials")
+        best = find_best_trial(measured, job.objectives)
         if best is None:
             return select_fp32(job), measured
         plan = job.space.resolve(best.plan)
-        return with_figures(best, plan, model.converted(plan)), measured
+        return with_figures(best, plan, model.convert_by_plan(plan)), measured
     latest = {trial.number: trial for trial in selection.slower_than_fp32}
     return selection, [latest.get(trial.number, trial) for trial in measured]
 
@@ -254,11 +265,11 @@ def _with_missing_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) 
     if not trial.meets_accuracy or math.isfinite(trial.relative_cost(job.objectives)):
         return trial
     plan = job.space.resolve(trial.plan)
-    figures = job.figures(model.converted(plan), plan)
-    return job.rated(replace(trial, objectives={**trial.objectives, **figures}), plan)
+    figures = job.measure_objectives(model.convert_by_plan(plan), plan)
+    return job.rate_trial(replace(trial, objectives={**trial.objectives, **figures}), plan)
 
 
-def _checked_result(
+def _make_checked_result(
     job: TuningJob,
     log: RunLog,
     history: History,
@@ -267,7 +278,7 @@ def _checked_result(
     trials: Sequence[Trial],
 ) -> TuningResult:
     if history.degraded_because:
-        log.warn(history.degraded_because)
+        log.add_warning(history.degraded_because)
     reference = baseline.accuracy if baseline is not None else None
     selection, settled_job, rejected = settlement.selection, settlement.job, settlement.rejected
     trial = selection.trial
@@ -276,20 +287,21 @@ def _checked_result(
         report_of(settled_job, selection, log),
         baseline_accuracy=reference,
         accuracy=reference if accuracy is None else accuracy,
-        metrics=settlement.metrics or job.evaluator.figures(trial.metrics if trial else None),
+        metrics=settlement.metrics
+        or job.evaluator.metric_figures(trial.metrics if trial else None),
         target=job.settings.criterion.target(reference) if reference is not None else None,
         best_rejected=None
         if trial
-        else rejected or best_slow(trials, job.objectives) or closest_trial(trials),
+        else rejected or find_best_slow(trials, job.objectives) or find_closest_trial(trials),
     )
     if rejected is not None:
         trials = [rejected if t.number == rejected.number else t for t in trials]
     met = trial is not None
-    so_far = history.record()
-    recorded = settlement.recorded_in(job)
-    ending = ending_of(job, recorded, met, report, so_far.measured.times, trials)
-    history.end(ending)
-    record = history.record()
+    so_far = history.read_record()
+    recorded = settlement.make_recorded_selection(job)
+    ending = record_run_ending(job, recorded, met, report, so_far.measured.times, trials)
+    history.end_run(ending)
+    record = history.read_record()
     return TuningResult(
         selection.model,
         selection.plan,

@@ -17,7 +17,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import DataError
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.report import ProbeMeasurements, Report, RunRecord, RunStart
-from neural_mp.search.corrections import best_corrections, with_corrections
+from neural_mp.search.corrections import choose_best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.evaluation.plan_evaluator import describe_error
@@ -26,13 +26,13 @@ from neural_mp.tuning.final_selection import (
     LatencyComparison,
     Selection,
     compare_latency,
+    format_too_slow,
     select_fp32,
-    too_slow,
 )
-from neural_mp.tuning.job import TuningJob, problem_of
+from neural_mp.tuning.job import TuningJob, make_tuning_problem
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.float_kernels import with_faster_kernels
-from neural_mp.tuning.measurement.objectives import latency_figures
+from neural_mp.tuning.measurement.objectives import make_latency_figures
 from neural_mp.tuning.measurement.op_timing import loses_in_int8
 from neural_mp.tuning.measurement.other_runtimes import (
     Settlement,
@@ -41,7 +41,13 @@ from neural_mp.tuning.measurement.other_runtimes import (
 )
 from neural_mp.tuning.measurement.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.measurement.sqnr import Fidelity, TimedRun, compared_with_fp32, warn_of_noise
-from neural_mp.tuning.recording import TuningResult, ending_of, report_of, setup_in_space, setup_of
+from neural_mp.tuning.recording import (
+    TuningResult,
+    record_run_ending,
+    record_run_setup,
+    report_of,
+    setup_in_space,
+)
 from neural_mp.util.user_calls import UserCodeError
 
 logger = logging.getLogger(__name__)
@@ -85,40 +91,40 @@ def decides_by_time(job: TuningJob, plan: ResolvedPlan) -> bool:
     return not every_op and job.claims_speed(plan)
 
 
-def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
+def convert_without_check(job: TuningJob, log: RunLog) -> TuningResult:
     """Convert the ops that become faster, or as many as possible, without an accuracy check."""
     limit = job.settings.size_limit
     is_timed = not limit.is_set and decides_by_time(
         job, job.space.resolve(job.space.fastest_plan())
     )
-    log.warn(_not_checked(job, is_timed))
-    setup = setup_of(job)
+    log.add_warning(_explain_missing_check(job, is_timed))
+    setup = record_run_setup(job)
     deadline, fp32_outputs = Deadline(job.settings.exit_policy.timeout), KeptOutputs()
     started = time.process_time()
     try:
         model = calibrate_model(job, log, deadline, kept=fp32_outputs)
     except DeadlineExceededError:
-        log.warn("the time limit passed during calibration; the model stays FP32")
-        with log.phase("measure"):
+        log.add_warning("the time limit passed during calibration; the model stays FP32")
+        with log.time_phase("measure"):
             selection = select_fp32(job)
         report = report_of(job, selection, log)
-        return _unchecked_result(
+        return _make_unchecked_result(
             job, setup, selection, report, Observations(), selection, job.model
         )
-    deadline = job.limited(deadline, log.seconds.get("load", 0.0), log)
+    deadline = job.limit_by_effort(deadline, log.seconds.get("load", 0.0), log)
     if model.space is not job.space:
         job, setup = job.in_space(model.space), setup_in_space(setup, model.space)
     chosen = (
         _choose_within_size(job, model, log) if limit.is_set else _choose_every_op(job, model, log)
     )
     if is_timed and chosen.plan.has_low_precision:
-        allowance = _choice_allowance(job, time.process_time() - started, deadline)
+        allowance = _compute_choice_allowance(job, time.process_time() - started, deadline)
         chosen = _choose_fastest(job, model, chosen, allowance, log)
     fidelity: Fidelity | None = None
     rounds: Sequence[Sequence[float]] = ()
     if chosen.model is not job.model:
         fidelity, rounds = compared_with_fp32(job, chosen.model, log, fp32_outputs, chosen.fp32_run)
-    with log.phase("measure", "Measuring latency"):
+    with log.time_phase("measure", "Measuring latency"):
         selection = (
             _measure_choice(job, chosen, rounds)
             if chosen.model is not job.model
@@ -128,7 +134,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     is_judged = is_timed or not (every_op or is_latency_only(job.objectives))
     slow = selection.slower_than_fp32[0] if is_judged and selection.slower_than_fp32 else None
     if slow is not None:
-        log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
+        log.add_warning(f"no plan is {format_too_slow(job, slow)}; {_EVERY_OP}")
         selection = _in_fp32(job, selection)
     is_converted = selection.model is chosen.model
     if is_timed or not selection.plan.has_low_precision:
@@ -148,8 +154,8 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     report = replace(
         report_of(settled_job, selection, log), output_sqnr_db=sqnr_db, best_rejected=rejected
     )
-    observations, recorded = model.observations, settlement.recorded_in(job)
-    result = _unchecked_result(
+    observations, recorded = model.observations, settlement.make_recorded_selection(job)
+    result = _make_unchecked_result(
         job, setup, selection, report, observations, recorded, settled_job.model, chosen.times
     )
     return replace(result, trials=chosen.failed)
@@ -157,12 +163,12 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
 
 def _choose_every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     """Return the plan with as many ops as possible in their lowest precision."""
-    corrections = best_corrections(model.observations)
+    corrections = choose_best_corrections(model.observations)
     every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
-    with log.phase("convert", "Converting"):
+    with log.time_phase("convert", "Converting"):
         converted = _convert_and_run(job, model, every_op, log)
     if isinstance(converted, Trial):
-        log.warn(f"the result is the {job.source_name} model")
+        log.add_warning(f"the result is the {job.source_name} model")
         fp32 = job.space.resolve(job.space.fp32_plan())
         return _Choice(fp32, job.model, failed=(converted,))
     return _Choice(every_op, converted)
@@ -177,7 +183,7 @@ def _convert_and_run(
 ) -> AnyModel | Trial:
     """Return the model of a plan, `memo` or converted; a failed trial if the model does not run."""
     try:
-        converted = memo or model.converted(plan)
+        converted = memo or model.convert_by_plan(plan)
         if converted is not model:
             converted(job.measurement.inputs)
         model.check_fusions(converted, job.measurement.inputs)
@@ -187,7 +193,7 @@ def _convert_and_run(
         # Frameworks raise arbitrary errors, and a failed plan must not end the run.
         logger.debug("A plan does not run", exc_info=True)
         reason = describe_error(error)
-        log.warn(f"a plan failed: {plan.plan!r}: {reason}")
+        log.add_warning(f"a plan failed: {plan.plan!r}: {reason}")
         return Trial(plan.plan, Outcome.FAILED, error=reason)
     return converted
 
@@ -195,9 +201,9 @@ def _convert_and_run(
 def _choose_within_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     """Return the most accurate plan within the limit of size."""
     # Imported on demand: SciPy is slow to import.
-    from neural_mp.tuning.size_budget import within_limit
+    from neural_mp.tuning.size_budget import find_plan_within_limit
 
-    choice = within_limit(job, model, job.settings.size_limit, log)
+    choice = find_plan_within_limit(job, model, job.settings.size_limit, log)
     return _Choice(choice.plan, choice.model)
 
 
@@ -212,25 +218,25 @@ def _choose_fastest(
     timed = replace(job, measurement=brief)
     models = {every_op.plan: every_op.model}
     probe = MeasuringProbe(timed, model, RunCache(), allowance, effort=BRIEF, converted=models)
-    with log.phase("probe", "Timing ops"):
+    with log.time_phase("probe", "Timing ops"):
         times = probe.times()
         if loses_in_int8(times):
             probe.allowance *= _LONGER_IF_MIXED
-        plan = job.space.resolve(fastest_by_time(problem_of(timed, model, probe)))
+        plan = job.space.resolve(fastest_by_time(make_tuning_problem(timed, model, probe)))
     if plan == every_op.plan:
         return replace(every_op, times=times, fp32_run=probe.gauge)
-    with log.phase("convert"):
+    with log.time_phase("convert"):
         converted = _convert_and_run(job, model, plan, log, models.get(plan))
     if isinstance(converted, Trial):
         return replace(every_op, times=times, failed=(converted,))
     return _Choice(plan, converted, times, probe.gauge)
 
 
-def _choice_allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
+def _compute_choice_allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
     """Return the CPU seconds for the choice of a plan, after those of calibration."""
     threads = job.measurement.threads or detect().cores
     allowed = max(_SHARE * spent, _LEAST_SECONDS * threads)
-    remaining = deadline.left()
+    remaining = deadline.seconds_left()
     return min(allowed, remaining * threads) if remaining else allowed
 
 
@@ -240,17 +246,19 @@ def _measure_choice(
     """Return a plan with its latency, and its trial if the plan gains too little over FP32.
 
     `rounds` are the seconds of FP32 and the plan in rounds just measured, as in
-    `Measurement.rounds`.
+    `Measurement.measure_rounds`.
     """
     if job.target is not None:
-        figures = job.figures(chosen.model, chosen.plan)
-        trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
+        figures = job.measure_objectives(chosen.model, chosen.plan)
+        trial = job.rate_trial(
+            Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan
+        )
         slow = () if trial.met else (trial,)
         return Selection(chosen.model, chosen.plan, UNMEASURED, slower_than_fp32=slow)
-    baseline, candidate = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
-    sizes = job.sizes(chosen.model, chosen.plan)
-    figures = {**sizes, **latency_figures(baseline, candidate)}
-    trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
+    baseline, candidate = job.measurement.measure_rounds([job.model, chosen.model], earlier=rounds)
+    sizes = job.measure_sizes(chosen.model, chosen.plan)
+    figures = {**sizes, **make_latency_figures(baseline, candidate)}
+    trial = job.rate_trial(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
     slow = () if trial.met else (trial,)
     return Selection(
         chosen.model, chosen.plan, compare_latency(baseline, candidate), slower_than_fp32=slow
@@ -263,7 +271,7 @@ def _in_fp32(job: TuningJob, slow: Selection) -> Selection:
     return replace(slow, model=job.model, plan=plan, speed=LatencyComparison(seconds, seconds))
 
 
-def _unchecked_result(
+def _make_unchecked_result(
     job: TuningJob,
     setup: RunStart,
     selection: Selection,
@@ -274,15 +282,15 @@ def _unchecked_result(
     times: OpTimings = _NO_TIMES,
 ) -> TuningResult:
     """Return a result without accuracy check, which no history stores."""
-    measured = ProbeMeasurements(elements=dict(job.footprints.values), times=times)
-    ending = ending_of(job, recorded, None, report, times)
+    measured = ProbeMeasurements(elements=dict(job.footprints.element_counts), times=times)
+    ending = record_run_ending(job, recorded, None, report, times)
     record = RunRecord(setup, observations=observations, measured=measured, ending=ending)
     return TuningResult(
         selection.model, selection.plan, fp32, None, (), observations, report, record
     )
 
 
-def _not_checked(job: TuningJob, is_timed: bool) -> str:
+def _explain_missing_check(job: TuningJob, is_timed: bool) -> str:
     if job.settings.size_limit.is_set:
         return (
             f"accuracy was not checked: {job.settings.size_limit} asks for the most accurate plan "

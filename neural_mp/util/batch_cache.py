@@ -81,7 +81,7 @@ class BatchCache:
             self._iterator = None
             return _END
         try:
-            self._budget.take(batch)
+            self._budget.charge_value(batch)
         except DataError as error:
             self._raised = error
             self._kept.clear()
@@ -98,7 +98,7 @@ def cache_items(items: Iterator[Any], name: str, fix: str) -> list[Any]:
     """
     budget, cached = _MemoryBudget(name, fix), []
     for item in items:
-        budget.take(item)
+        budget.charge_value(item)
         cached.append(item)
     return cached
 
@@ -108,8 +108,8 @@ class _MemoryBudget:
         self.name, self.fix = name, fix
         self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0
 
-    def take(self, value: object) -> None:
-        self._taken += bytes_of(value)
+    def charge_value(self, value: object) -> None:
+        self._taken += count_batch_bytes(value)
         self._count += 1
         if self._taken > self._limit:
             raise DataError(
@@ -119,7 +119,7 @@ class _MemoryBudget:
             )
 
 
-def bytes_of(value: object) -> int:
+def count_batch_bytes(value: object) -> int:
     """Return the bytes of the arrays and other leaves of a batch."""
     return sum(
         int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)

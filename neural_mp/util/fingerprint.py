@@ -89,7 +89,7 @@ def code_fingerprint(value: object) -> CodeFingerprint | None:
 def _hash_value(value: object, include_state: bool) -> _ObjectHasher | None:
     hasher = _ObjectHasher(include_state)
     try:
-        hasher.update(value, opened=True)
+        hasher.hash_object(value, opened=True)
     except Exception:
         # User-defined objects may raise anything on access.
         logger.debug("%r cannot be fingerprinted", type(value), exc_info=True)
@@ -112,7 +112,7 @@ class _ObjectHasher:
         #: id → order and object, kept alive because ids of freed objects are reused.
         self._seen: dict[int, tuple[int, Any]] = {}
 
-    def update(self, value: object, opened: bool = False) -> None:
+    def hash_object(self, value: object, opened: bool = False) -> None:
         """Hash a value.
 
         Raises:
@@ -120,16 +120,16 @@ class _ObjectHasher:
         """
         opened = opened or self._include_state
         if isinstance(value, np.generic):
-            self._feed_tokens("numpy", value.dtype.str)
+            self._hash_text_tokens("numpy", value.dtype.str)
             value = value.item()
         if isinstance(value, enum.Enum):
-            self._feed_tokens("enum", type(value).__qualname__, str(value.name))
-            self.update(value.value)
+            self._hash_text_tokens("enum", type(value).__qualname__, str(value.name))
+            self.hash_object(value.value)
         elif isinstance(value, SCALAR_TYPES):
             counts = self._include_state or is_stable(value)
-            self._feed_tokens(type(value).__name__, repr(value) if counts else "")
+            self._hash_text_tokens(type(value).__name__, repr(value) if counts else "")
         elif id(value) in self._seen:
-            self._feed_tokens("again", str(self._seen[id(value)][0]))
+            self._hash_text_tokens("again", str(self._seen[id(value)][0]))
         else:
             self._left -= 1
             if self._left < 0:
@@ -137,119 +137,119 @@ class _ObjectHasher:
             # The compiler decides whether equal tuples are one object.
             if not isinstance(value, tuple | frozenset):
                 self._seen[id(value)] = len(self._seen), value
-            self._feed_new(value, opened)
+            self._hash_new_value(value, opened)
 
-    def _feed_tokens(self, *tokens: str) -> None:
+    def _hash_text_tokens(self, *tokens: str) -> None:
         for token in tokens:
             self.digest.update(f"{len(token)}:{token};".encode("utf-8", "surrogatepass"))
 
-    def _feed_sequence(self, kind: str, values: Iterable[Any], opened: bool = False) -> None:
+    def _hash_sequence_items(self, kind: str, values: Iterable[Any], opened: bool = False) -> None:
         items = list(values)
-        self._feed_tokens(kind, str(len(items)))
+        self._hash_text_tokens(kind, str(len(items)))
         for value in items:
-            self.update(value, opened)
+            self.hash_object(value, opened)
 
-    def _feed_mapping(self, items: Mapping[Any, Any], opened: bool = False) -> None:
-        self._feed_tokens("mapping", str(len(items)))
+    def _hash_mapping_items(self, items: Mapping[Any, Any], opened: bool = False) -> None:
+        self._hash_text_tokens("mapping", str(len(items)))
         for key, value in items.items():
             if isinstance(key, str):
-                self._feed_tokens("key", key)
+                self._hash_text_tokens("key", key)
             else:
-                self.update(key, opened)
-            self.update(value, opened)
+                self.hash_object(key, opened)
+            self.hash_object(value, opened)
 
     def _feed_set_items(self, values: Iterable[Any], opened: bool) -> None:
         """Hash the items of a set in an order equal in every process."""
         outer, digests = (self.digest, self._seen), []
         for value in values:
             self.digest, self._seen = hashlib.sha256(), {}
-            self.update(value, opened)
+            self.hash_object(value, opened)
             digests.append(self.digest.hexdigest())
         self.digest, self._seen = outer
-        self._feed_tokens("set", *sorted(digests))
+        self._hash_text_tokens("set", *sorted(digests))
 
-    def _feed_new(self, value: object, opened: bool) -> None:
+    def _hash_new_value(self, value: object, opened: bool) -> None:
         match value:
             case tuple():
-                self._feed_sequence("tuple", value, opened)
+                self._hash_sequence_items("tuple", value, opened)
             case frozenset():
                 self._feed_set_items(value, opened)
             case list() if opened:
-                self._feed_sequence("list", value, opened)
+                self._hash_sequence_items("list", value, opened)
             case dict() | types.MappingProxyType() if opened:
-                self._feed_mapping(value, opened)
+                self._hash_mapping_items(value, opened)
             case set() if opened:
                 self._feed_set_items(value, opened)
             case types.FunctionType():
-                self._feed_function(value)
+                self._hash_function_code(value)
             case types.CodeType():
-                self._feed_code(value)
+                self._hash_code_object(value)
             case type():
-                self._feed_class(value)
+                self._hash_class_body(value)
             case types.MethodType():
-                self._feed_tokens("method")
-                self.update(value.__func__)
-                self.update(value.__self__, opened)
+                self._hash_text_tokens("method")
+                self.hash_object(value.__func__)
+                self.hash_object(value.__self__, opened)
             case functools.partial():
-                self._feed_tokens("partial")
-                self.update(value.func, opened)
-                self.update(value.args)
-                self._feed_mapping(value.keywords)
+                self._hash_text_tokens("partial")
+                self.hash_object(value.func, opened)
+                self.hash_object(value.args)
+                self._hash_mapping_items(value.keywords)
             case staticmethod() | classmethod():
-                self._feed_sequence(type(value).__name__, (value.__func__,))
+                self._hash_sequence_items(type(value).__name__, (value.__func__,))
             case property():
-                self._feed_sequence("property", (value.fget, value.fset, value.fdel))
+                self._hash_sequence_items("property", (value.fget, value.fset, value.fdel))
             case functools.cached_property():
-                self._feed_sequence("cached_property", (value.func,))
+                self._hash_sequence_items("cached_property", (value.func,))
             case types.BuiltinFunctionType():
-                self._feed_tokens("builtin", value.__qualname__)
-                self.update(value.__self__)
+                self._hash_text_tokens("builtin", value.__qualname__)
+                self.hash_object(value.__self__)
             case types.ModuleType():
-                self._feed_module(value)
+                self._hash_module_name(value)
             case np.ndarray() if opened:
-                self._feed_data(value)
+                self._hash_data_value(value)
             case _ if self._include_state and hasattr(value, "__array__"):
-                self._feed_data(value)
+                self._hash_data_value(value)
             case _:
-                self._feed_object(value, opened)
+                self._hash_object_state(value, opened)
 
-    def _feed_data(self, value: object) -> None:
-        digest = digest_of(value)
+    def _hash_data_value(self, value: object) -> None:
+        digest = compute_data_digest(value)
         if digest is None:
             raise ValueError(f"data of {type(value)} cannot be read")
-        self._feed_tokens("data", digest)
+        self._hash_text_tokens("data", digest)
 
-    def _feed_library(self, module: str, name: str) -> None:
+    def _hash_library_version(self, module: str, name: str) -> None:
         top = sys.modules.get(module.partition(".")[0])
         version = getattr(top, "__version__", "") if self._include_state else ""
-        self._feed_tokens("library", module, name, str(version))
+        self._hash_text_tokens("library", module, name, str(version))
 
-    def _feed_module(self, module: types.ModuleType) -> None:
+    def _hash_module_name(self, module: types.ModuleType) -> None:
         if is_library_module(module.__name__):
-            self._feed_library(module.__name__, "")
+            self._hash_library_version(module.__name__, "")
             return
-        self._feed_tokens("module", module.__name__)
+        self._hash_text_tokens("module", module.__name__)
         if self._include_state:
             source = Path(module.__file__ or "").read_bytes()
-            self._feed_tokens(hashlib.sha256(source).hexdigest())
+            self._hash_text_tokens(hashlib.sha256(source).hexdigest())
 
-    def _feed_function(self, function: types.FunctionType) -> None:
+    def _hash_function_code(self, function: types.FunctionType) -> None:
         if is_library_module(function.__module__) and "<locals>" not in function.__qualname__:
-            self._feed_library(function.__module__, function.__qualname__)
+            self._hash_library_version(function.__module__, function.__qualname__)
             return
         code = function.__code__
-        self._feed_tokens("function", function.__qualname__)
-        self._feed_code(code)
-        self.update(function.__defaults__)
-        self._feed_mapping(function.__kwdefaults__ or {})
-        loaded = names_of(code, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+        self._hash_text_tokens("function", function.__qualname__)
+        self._hash_code_object(code)
+        self.hash_object(function.__defaults__)
+        self._hash_mapping_items(function.__kwdefaults__ or {})
+        loaded = list_used_names(code, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
         referred = {name: function.__globals__[name] for name in loaded & {*function.__globals__}}
-        referred |= _closure_variables(function)
-        changing = names_of(code, "STORE_GLOBAL", "STORE_DEREF")
+        referred |= _list_closure_variables(function)
+        changing = list_used_names(code, "STORE_GLOBAL", "STORE_DEREF")
         for name in sorted(referred.keys() - (set() if self._include_state else changing)):
             value = referred[name]
-            self._feed_tokens("refers to", name)
-            self.update(value)
+            self._hash_text_tokens("refers to", name)
+            self.hash_object(value)
             if isinstance(value, types.ModuleType):
                 codes = _walk_code_objects(code)  # of inner functions, too
                 self._feed_module_members(value, {n for part in codes for n in part.co_names})
@@ -264,48 +264,50 @@ class _ObjectHasher:
             return
         for name in sorted(names & vars(module).keys()):
             part = vars(module)[name]
-            self.update(part)
+            self.hash_object(part)
             if isinstance(part, types.ModuleType):
                 self._feed_module_members(part, names, (*above, module))
 
-    def _feed_code(self, code: types.CodeType) -> None:
-        self._feed_tokens("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
-        self._feed_tokens(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
+    def _hash_code_object(self, code: types.CodeType) -> None:
+        self._hash_text_tokens("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
+        self._hash_text_tokens(
+            str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags)
+        )
         # Constants in code are hashed even if such values are ignored elsewhere.
         include_state, self._include_state = self._include_state, True
-        self._feed_sequence("constants", code.co_consts)
+        self._hash_sequence_items("constants", code.co_consts)
         self._include_state = include_state
 
-    def _feed_class(self, kind: type) -> None:
+    def _hash_class_body(self, kind: type) -> None:
         if is_library_module(kind.__module__):
-            self._feed_library(kind.__module__, kind.__qualname__)
+            self._hash_library_version(kind.__module__, kind.__qualname__)
             return
-        self._feed_tokens("class", kind.__module__, kind.__qualname__)
-        changing = set() if self._include_state else mutated_attributes(kind)
+        self._hash_text_tokens("class", kind.__module__, kind.__qualname__)
+        changing = set() if self._include_state else find_mutated_attributes(kind)
         for name, member in sorted(vars(kind).items()):
             left_out = name in _NOT_CONTENT or name.startswith("_abc_")
             if left_out or isinstance(member, _SLOT_TYPES):
                 continue
             if name not in changing or isinstance(member, types.FunctionType):
-                self._feed_tokens("member", name)
-                self.update(member)
-        self._feed_sequence("bases", kind.__bases__)
+                self._hash_text_tokens("member", name)
+                self.hash_object(member)
+        self._hash_sequence_items("bases", kind.__bases__)
 
-    def _feed_object(self, value: object, opened: bool) -> None:
-        self.update(type(value))
+    def _hash_object_state(self, value: object, opened: bool) -> None:
+        self.hash_object(type(value))
         # From `__dict__`, since some objects return a value for any attribute.
         inner = getattr(value, "__dict__", {}).get("__wrapped__")
         opened = opened or is_metric(value)
         if inner is not None:
-            self._feed_tokens("wrapped")
-            self.update(inner, opened)
+            self._hash_text_tokens("wrapped")
+            self.hash_object(inner, opened)
         if self._include_state:
             self._feed_copied_state(value)
         elif opened:
             own = is_own_metric(value)
-            for name, option in options_of(value).items():
-                self._feed_tokens("option", name)
-                self.update(option, opened=own)
+            for name, option in list_constructor_options(value).items():
+                self._hash_text_tokens("option", name)
+                self.hash_object(option, opened=own)
                 if option is not None and isinstance(option, SCALAR_TYPES) and is_stable(option):
                     self.options.setdefault(name, repr(option))
 
@@ -313,17 +315,17 @@ class _ObjectHasher:
         kind = type(value)
         if is_library_module(kind.__module__) and callable(getattr(value, "get_config", None)):
             # Keras adds a timestamp to copies.
-            self.update(value.get_config())
+            self.hash_object(value.get_config())
             return
         parts: Any = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         if isinstance(parts, str):
-            self._feed_tokens("global", kind.__module__, parts)
+            self._hash_text_tokens("global", kind.__module__, parts)
             return
         listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
-        self._feed_sequence("object", listed)
+        self._hash_sequence_items("object", listed)
 
 
-def _closure_variables(function: types.FunctionType) -> dict[str, Any]:
+def _list_closure_variables(function: types.FunctionType) -> dict[str, Any]:
     """Return variables of outer functions, except unset ones."""
     variables = {}
     cells = function.__closure__ or ()
@@ -401,7 +403,7 @@ def is_own_metric(value: object) -> bool:
     return type(value).__module__.startswith(_METRIC_PACKAGES)
 
 
-def options_of(value: Any) -> dict[str, Any]:
+def list_constructor_options(value: Any) -> dict[str, Any]:
     """Return the attributes of an object that only its constructor sets, sorted by name."""
     kind = type(value)
     library, own = is_library_module(kind.__module__), is_own_metric(value)
@@ -412,7 +414,7 @@ def options_of(value: Any) -> dict[str, Any]:
     slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     attributes |= getattr(value, "__dict__", {})
-    mutated = mutated_attributes(kind)
+    mutated = find_mutated_attributes(kind)
     return {
         name: option
         for name, option in sorted(attributes.items())
@@ -437,7 +439,7 @@ def _without_names(config: object) -> Any:
     return config
 
 
-def names_of(code: types.CodeType, *operations: str) -> set[str]:
+def list_used_names(code: types.CodeType, *operations: str) -> set[str]:
     """Return names used by the given bytecode operations, including inner functions."""
     return {
         str(instruction.argval)
@@ -454,27 +456,27 @@ def _walk_code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _walk_code_objects(constant)
 
 
-def mutated_attributes(kind: type) -> set[str]:
+def find_mutated_attributes(kind: type) -> set[str]:
     """Return the attributes that methods set after construction."""
     return {
         attribute
         for base in kind.__mro__
         for name, member in vars(base).items()
         if name not in _CONSTRUCTOR_METHODS
-        for function in _member_functions(member)
-        for attribute in names_of(function.__code__, "STORE_ATTR")
+        for function in _list_member_functions(member)
+        for attribute in list_used_names(function.__code__, "STORE_ATTR")
     }
 
 
-def _member_functions(member: object) -> Iterator[types.FunctionType]:
+def _list_member_functions(member: object) -> Iterator[types.FunctionType]:
     if isinstance(member, staticmethod | classmethod):
         member = member.__func__
     if isinstance(member, property):
-        yield from _member_functions(member.fget)
-        yield from _member_functions(member.fset)
+        yield from _list_member_functions(member.fget)
+        yield from _list_member_functions(member.fset)
     elif isinstance(member, types.FunctionType):
         yield member
-        yield from _member_functions(getattr(member, "__wrapped__", None))
+        yield from _list_member_functions(getattr(member, "__wrapped__", None))
 
 
 T = TypeVar("T")
@@ -499,23 +501,23 @@ class DataDigest:
         """Return the current digest as 64 hexadecimal digits."""
         return self._digest.hexdigest()
 
-    def feed(self, value: object) -> None:
+    def hash_values(self, value: object) -> None:
         """Hash arrays, tensors, numbers, strings, and mappings and sequences of these."""
         if isinstance(value, Mapping):
             for key in value:
                 self._digest.update(str(key).encode())
-                self.feed(value[key])
+                self.hash_values(value[key])
         elif isinstance(value, tuple | list):
             for item in value:
-                self.feed(item)
+                self.hash_values(item)
         else:
             try:
-                self._feed_array(np.asarray(value))
+                self._hash_array_values(np.asarray(value))
             except (TypeError, ValueError, RuntimeError, AttributeError, pickle.PickleError):
                 self._digest.update(repr(type(value)).encode())
                 self.complete = False
 
-    def _feed_array(self, array: np.ndarray[Any, Any]) -> None:
+    def _hash_array_values(self, array: np.ndarray[Any, Any]) -> None:
         self._digest.update(f"{array.dtype}{array.shape}".encode())
         if array.dtype == object:
             self._digest.update(pickle.dumps(array.tolist()))
@@ -530,12 +532,12 @@ class DigestingIterator:
         self._running = DataDigest()
         self._ended = False
 
-    def wrap(self, batches: Iterable[T]) -> Iterator[T]:
+    def wrap_batches(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches unchanged and hash them, starting over."""
         self._running, self._ended = DataDigest(), False
         for batch in batches:
-            self._running.feed(batch)
-            self._running.feed(_END_OF_BATCH)
+            self._running.hash_values(batch)
+            self._running.hash_values(_END_OF_BATCH)
             yield batch
         self._ended = True
 
@@ -543,13 +545,13 @@ class DigestingIterator:
         return DigestingIterator, ()  # copies start empty
 
     @property
-    def digest(self) -> str | None:
+    def data_digest(self) -> str | None:
         """The digest of all batches; None if not read to the end, or not all hashable."""
         return self._running.hexdigest() if self._ended and self._running.complete else None
 
 
-def digest_of(value: object) -> str | None:
+def compute_data_digest(value: object) -> str | None:
     """Return the digest of data; None if any part is neither numbers, strings nor bytes."""
     digest = DataDigest()
-    digest.feed(value)
+    digest.hash_values(value)
     return digest.hexdigest() if digest.complete else None

@@ -16,7 +16,7 @@ Child = Any
 _MAX_ROWS = 60
 
 
-def element(_tag: str, *children: Child, **attributes: object) -> Element:
+def create_element(_tag: str, *children: Child, **attributes: object) -> Element:
     """Return an element.
 
     Args:
@@ -26,7 +26,7 @@ def element(_tag: str, *children: Child, **attributes: object) -> Element:
             True is a bare attribute.
     """
     attrs = {
-        name.rstrip("_").replace("_", "-"): _attribute_text(value)
+        name.rstrip("_").replace("_", "-"): _format_attribute_text(value)
         for name, value in attributes.items()
         if value is not None and value is not False
     }
@@ -35,7 +35,7 @@ def element(_tag: str, *children: Child, **attributes: object) -> Element:
     return node
 
 
-def raw(tag: str, text: str, **attributes: object) -> Element:
+def create_raw_element(tag: str, text: str, **attributes: object) -> Element:
     """Return a trusted script or style, whose text is not escaped.
 
     Raises:
@@ -43,34 +43,36 @@ def raw(tag: str, text: str, **attributes: object) -> Element:
     """
     if "</" in text:
         raise ValueError(f"the text of <{tag}> must not contain '</'")
-    node = element(tag, **attributes)
+    node = create_element(tag, **attributes)
     node.text = text
     return node
 
 
-def markup(node: Element) -> str:
+def render_html(node: Element) -> str:
     """Return an element as HTML."""
     return ElementTree.tostring(node, encoding="unicode", method="html")
 
 
-def table(
+def create_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[Child]],
     caption: str = "",
     **attributes: object,
 ) -> Element:
     """Return a table; the first column contains row headings."""
-    return element(
+    return create_element(
         "table",
-        element("caption", caption) if caption else None,
-        element("thead", element("tr", [element("th", h, scope="col") for h in headings])),
-        element(
+        create_element("caption", caption) if caption else None,
+        create_element(
+            "thead", create_element("tr", [create_element("th", h, scope="col") for h in headings])
+        ),
+        create_element(
             "tbody",
             [
-                element(
+                create_element(
                     "tr",
-                    element("th", row[0], scope="row"),
-                    [element("td", cell) for cell in row[1:]],
+                    create_element("th", row[0], scope="row"),
+                    [create_element("td", cell) for cell in row[1:]],
                 )
                 for row in rows
             ],
@@ -79,14 +81,18 @@ def table(
     )
 
 
-def notebook_table(headings: Sequence[str], rows: Sequence[Sequence[Child]], caption: str) -> str:
+def create_notebook_table(
+    headings: Sequence[str], rows: Sequence[Sequence[Child]], caption: str
+) -> str:
     """Return a table for a notebook cell, in the notebook's style; long tables are truncated."""
     left_out = len(rows) - _MAX_ROWS
-    note = element("p", f"… and {left_out} more") if left_out > 0 else None
-    return markup(element("div", table(headings, rows[:_MAX_ROWS], caption), note))
+    note = create_element("p", f"… and {left_out} more") if left_out > 0 else None
+    return render_html(
+        create_element("div", create_table(headings, rows[:_MAX_ROWS], caption), note)
+    )
 
 
-def _attribute_text(value: object) -> str:
+def _format_attribute_text(value: object) -> str:
     if value is True:
         return ""
     if isinstance(value, float):

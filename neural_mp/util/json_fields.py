@@ -17,10 +17,10 @@ from neural_mp.util.validators import (
     Validator,
     anything,
     boolean,
-    checked,
     enum_of,
     finite,
     integer,
+    keep_original_value,
     list_of,
     mapping_of,
     non_negative_float,
@@ -36,8 +36,8 @@ S = TypeVar("S", bound="JsonFields")
 
 #: Annotations of fields; integers stay integers.
 Count = Annotated[int, non_negative_integer]
-Finite = Annotated[float, checked(finite)]
-NonNegative = Annotated[float, checked(non_negative_float)]
+Finite = Annotated[float, keep_original_value(finite)]
+NonNegative = Annotated[float, keep_original_value(non_negative_float)]
 
 #: Metadata of a field that is neither written nor read.
 NOT_STORED: Mapping[str, bool] = MappingProxyType({"stored": False})
@@ -67,9 +67,9 @@ class JsonFields:
         """Return plain numbers, strings, lists and dicts."""
         return {
             item.name: to_plain(getattr(self, item.name))
-            for item in _stored_fields(type(self))
+            for item in _list_stored_fields(type(self))
             if not (self.omits_defaults and _may_be_missing(type(self), item))
-            or getattr(self, item.name) != _field_default(item)
+            or getattr(self, item.name) != _get_field_default(item)
         }
 
     @classmethod
@@ -99,52 +99,52 @@ def to_plain(value: Any) -> Any:
     return value.tolist()  # a number or an array of numpy
 
 
-def field_validators(
+def build_field_validators(
     kind: type, without: Collection[str] = ()
 ) -> tuple[dict[str, Validator[Any]], dict[str, Validator[Any]]]:
     """Return field → validator, for the required and for the optional fields of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     required: dict[str, Validator[Any]] = {}
     extra: dict[str, Validator[Any]] = {}
-    for item in _stored_fields(kind):
+    for item in _list_stored_fields(kind):
         if item.name not in without:
             validators = extra if _may_be_missing(kind, item) else required
-            validators[item.name] = _validator_of(hints[item.name])
+            validators[item.name] = _build_hint_validator(hints[item.name])
     return required, extra
 
 
 @cache
 def _build_validator(kind: type[JsonFields]) -> Validator[dict[str, Any]]:
-    return record(*field_validators(kind), strict=kind.refuses_unknown_keys)
+    return record(*build_field_validators(kind), strict=kind.refuses_unknown_keys)
 
 
-def _stored_fields(kind: Any) -> list[Field[Any]]:
+def _list_stored_fields(kind: Any) -> list[Field[Any]]:
     return [item for item in fields(kind) if item.metadata.get("stored", True)]
 
 
 def _may_be_missing(kind: type, item: Field[Any]) -> bool:
     names = getattr(kind, "optional_keys", None)
-    return _field_default(item) is not MISSING and (names is None or item.name in names)
+    return _get_field_default(item) is not MISSING and (names is None or item.name in names)
 
 
-def _field_default(item: Field[Any]) -> Any:
+def _get_field_default(item: Field[Any]) -> Any:
     """Return the default of a field; `MISSING` without any."""
     return item.default if item.default_factory is MISSING else item.default_factory()
 
 
-def _validator_of(hint: Any) -> Validator[Any]:
+def _build_hint_validator(hint: Any) -> Validator[Any]:
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return parts[1]
     if origin in (Union, UnionType):
         (kind,) = (part for part in parts if part is not type(None))
-        return optional(_validator_of(kind))
+        return optional(_build_hint_validator(kind))
     if origin is Mapping:
-        return mapping_of(_validator_of(parts[1]), _validator_of(parts[0]))
+        return mapping_of(_build_hint_validator(parts[1]), _build_hint_validator(parts[0]))
     if origin is tuple:
         if parts[-1] is Ellipsis:
-            return list_of(_validator_of(parts[0]))
-        return tuple_of(*map(_validator_of, parts))
+            return list_of(_build_hint_validator(parts[0]))
+        return tuple_of(*map(_build_hint_validator, parts))
     if hint in _VALIDATORS:
         return _VALIDATORS[hint]
     read: Callable[[Any], Any] = enum_of(hint) if issubclass(hint, StringEnum) else hint.from_dict

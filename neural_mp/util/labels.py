@@ -48,7 +48,7 @@ def _has_key(key: str, batch: object) -> bool:
     return isinstance(batch, Mapping) and key in batch
 
 
-def labels_of(batch: Mapping[Any, Any], source: str, missing: str | None = None) -> Any:
+def get_batch_labels(batch: Mapping[Any, Any], source: str, missing: str | None = None) -> Any:
     """Return the labels in a batch: the value if there is one, else a dict by name.
 
     Args:

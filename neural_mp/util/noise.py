@@ -14,12 +14,12 @@ from neural_mp.util.pytree import Array
 MAX_NSR = 1e9
 
 
-def decibels(nsr: float) -> float:
+def nsr_to_decibels(nsr: float) -> float:
     """Return the SQNR of an NSR in dB; infinite without noise."""
     return -10 * math.log10(nsr) if nsr > 0 else math.inf
 
 
-def finite_values(reference: object, output: object) -> tuple[Array, Array] | None:
+def mask_finite_values(reference: object, output: object) -> tuple[Array, Array] | None:
     """Return the finite values of a reference, and what those of another array add to them.
 
     None if NaN and Inf are not at the same places in both, or if the shapes differ, as those of
@@ -43,14 +43,14 @@ def noise_and_signal(reference: object, output: object) -> tuple[float, float]:
     The noise is infinite for other shapes, and for NaN or Inf in one of both alone. Values that are
     NaN or Inf in both alike, as in masks, are neither noise nor signal.
     """
-    values = finite_values(reference, output)
+    values = mask_finite_values(reference, output)
     if values is None:
         return math.inf, 0.0
     signal, noise = (float(np.square(array, dtype=np.float64).sum()) for array in values)
     return noise, signal
 
 
-def output_nsrs(reference: Iterable[Any], outputs: Iterable[Any]) -> list[float]:
+def compute_output_nsrs(reference: Iterable[Any], outputs: Iterable[Any]) -> list[float]:
     """Return the NSR of each output, at most 1e9; NaN for an output without signal.
 
     Infinite noise, as in `noise_and_signal`, is 1e9, too.
@@ -65,12 +65,12 @@ def output_nsrs(reference: Iterable[Any], outputs: Iterable[Any]) -> list[float]
     return nsrs
 
 
-def mean_nsr(reference: Iterable[Any], outputs: Iterable[Any]) -> float:
-    """Return the mean of `output_nsrs`, or 1e9 if one output is that bad.
+def compute_mean_nsr(reference: Iterable[Any], outputs: Iterable[Any]) -> float:
+    """Return the mean of `compute_output_nsrs`, or 1e9 if one output is that bad.
 
     Mean over the outputs, so that outputs with large values do not dominate.
     """
-    return mean_signal_nsr(output_nsrs(reference, outputs))
+    return mean_signal_nsr(compute_output_nsrs(reference, outputs))
 
 
 def mean_signal_nsr(nsrs: Iterable[float]) -> float:

@@ -13,20 +13,20 @@ Shape = tuple[int | None, ...]
 Shapes = list[Shape] | dict[str, Shape]
 
 
-def given_shapes(inputs: object) -> Shapes | None:
+def parse_given_shapes(inputs: object) -> Shapes | None:
     """Return the shapes given for inputs; None if the inputs contain no shapes.
 
     Args:
         inputs: shape such as `(None, None, 32)`, specification with a shape (`tf.TensorSpec`,
             `keras.Input`), or list or dict of these.
     """
-    single = _declared_shape(inputs)
+    single = _parse_declared_shape(inputs)
     if single is not None:
         return [single]
     if not isinstance(inputs, Mapping | tuple | list):
         return None
     values = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-    shapes = [shape for shape in map(_declared_shape, values) if shape is not None]
+    shapes = [shape for shape in map(_parse_declared_shape, values) if shape is not None]
     if not shapes or len(shapes) < len(values):
         return None
     return (
@@ -34,7 +34,7 @@ def given_shapes(inputs: object) -> Shapes | None:
     )
 
 
-def _declared_shape(value: object) -> Shape | None:
+def _parse_declared_shape(value: object) -> Shape | None:
     if isinstance(value, tuple | list):
         sizes = [size for size in value if size is None or type(size) is int]
         return tuple(sizes) if sizes and len(sizes) == len(value) else None
@@ -47,7 +47,7 @@ def _declared_shape(value: object) -> Shape | None:
     return shape if None in shape or not hasattr(value, "__array__") else None
 
 
-def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
+def find_differing_axes(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     """Return shapes with axes that differ between batches free, and a batch unlike the first.
 
     Args:
@@ -59,9 +59,9 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     common: Shapes | None = None
     unlike = None
     for batch in batches:
-        shapes = _shapes_of(batch)
+        shapes = _list_batch_shapes(batch)
         previous = shapes if common is None else common
-        common = _common_shapes(previous, shapes)
+        common = _merge_common_shapes(previous, shapes)
         if common is None:
             return None
         if unlike is None and common != previous:
@@ -69,7 +69,7 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     return None if common is None or unlike is None else (common, unlike)
 
 
-def _shapes_of(batch: object) -> Shapes:
+def _list_batch_shapes(batch: object) -> Shapes:
     if isinstance(batch, Mapping):
         return {
             str(name): _open_first_axis(value) for name, value in without_labels(batch, ()).items()
@@ -81,7 +81,7 @@ def _open_first_axis(value: object) -> Shape:
     return (None, *getattr(value, "shape", ())[1:])
 
 
-def _common_shapes(first: Shapes, second: Shapes) -> Shapes | None:
+def _merge_common_shapes(first: Shapes, second: Shapes) -> Shapes | None:
     """Return the shapes with differing axes as None; None if not comparable."""
     if isinstance(first, dict) and isinstance(second, dict) and set(first) == set(second):
         shapes = _open_differing_axes(list(first.values()), [second[name] for name in first])

@@ -27,7 +27,7 @@ def install_command(extra: str) -> str:
     return "pip install " + " ".join(f"'{package}'" for package in needed)
 
 
-def data_frame(columns: Mapping[str, Sequence[object]], index: str) -> Any:
+def create_data_frame(columns: Mapping[str, Sequence[object]], index: str) -> Any:
     """Return a `pandas.DataFrame` with the given columns, one of which is its index.
 
     Raises:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet_optuna() -> Iterator[None]:
+def silence_optuna_log() -> Iterator[None]:
     """Limit Optuna's log to warnings in this context."""
     with warnings.catch_warnings():
         # In a notebook without widgets, the first import warns about Optuna's own progress bar.

@@ -15,9 +15,9 @@ from neural_mp.errors import NeuralMPError, one_line
 logger = logging.getLogger(__name__)
 
 
-def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+def read_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
     """Return the entry points of a group, read again once a folder of `sys.path` has changed."""
-    return _entry_points(group, tuple(_folder_and_mtime(entry) for entry in sys.path))
+    return _read_group_entries(group, tuple(_folder_and_mtime(entry) for entry in sys.path))
 
 
 def _folder_and_mtime(entry: str) -> tuple[str, int | None]:
@@ -30,20 +30,20 @@ def _folder_and_mtime(entry: str) -> tuple[str, int | None]:
 
 
 @lru_cache(maxsize=64)
-def _entry_points(
+def _read_group_entries(
     group: str, folders: tuple[tuple[str, int | None], ...]
 ) -> tuple[metadata.EntryPoint, ...]:
     # Python opens a file of every installed package: milliseconds each time.
     return tuple(metadata.entry_points(group=group))
 
 
-def plug_ins(group: str, reserved: Container[str]) -> dict[str, Any]:
+def load_plug_ins(group: str, reserved: Container[str]) -> dict[str, Any]:
     """Return name → object of the entry points of a group, without names that are taken.
 
     A plug-in that cannot be imported is left out with a warning, so that the others work.
     """
     loaded = {}
-    for entry in entry_points(group):
+    for entry in read_entry_points(group):
         if entry.name in reserved:
             continue
         try:
@@ -66,7 +66,7 @@ def require_importable(group: str, name: object, refusal: type[NeuralMPError], w
     Raises:
         NeuralMPError: of the class `refusal`, if the import fails.
     """
-    for entry in entry_points(group):
+    for entry in read_entry_points(group):
         if entry.name != name:
             continue
         try:

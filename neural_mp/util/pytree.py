@@ -23,7 +23,7 @@ class NamedList(list[Any]):
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, outputs: Sequence[Any], names: Sequence[str]) -> NamedList:
+    def from_outputs(cls, outputs: Sequence[Any], names: Sequence[str]) -> NamedList:
         """Return outputs with names."""
         result = cls(outputs)
         result.names = tuple(names)
@@ -59,7 +59,7 @@ class NamedOutputs(dict[str, Any]):
         return tuple(self.values())
 
 
-def structure_of(results: object) -> tuple[Structure, list[str]]:
+def build_output_structure(results: object) -> tuple[Structure, list[str]]:
     """Return the structure of nested outputs, and a name for every output, in order.
 
     Outputs under keys are named after the keys, as in a signature; others by index.
@@ -81,12 +81,12 @@ def structure_of(results: object) -> tuple[Structure, list[str]]:
     return structure, names
 
 
-def unflatten(structure: Structure, values: Sequence[Any]) -> Any:
+def tree_unflatten(structure: Structure, values: Sequence[Any]) -> Any:
     """Return the values arranged in a structure."""
     if isinstance(structure, dict):
-        return {key: unflatten(item, values) for key, item in structure.items()}
+        return {key: tree_unflatten(item, values) for key, item in structure.items()}
     if isinstance(structure, list):
-        return [unflatten(item, values) for item in structure]
+        return [tree_unflatten(item, values) for item in structure]
     return None if structure is None else values[structure]
 
 
@@ -137,7 +137,7 @@ def with_samples(inputs: Any, chosen: list[int]) -> Any:
     return (inputs if hasattr(inputs, "detach") else np.asarray(inputs))[chosen]
 
 
-def as_numpy(values: Any) -> np.ndarray:
+def convert_to_numpy(values: Any) -> np.ndarray:
     """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
 
     Raises:
@@ -148,37 +148,37 @@ def as_numpy(values: Any) -> np.ndarray:
     except TypeError:
         if not hasattr(values, "float"):
             raise
-        array = as_numpy(values.float())  # numpy has no bfloat16
+        array = convert_to_numpy(values.float())  # numpy has no bfloat16
     # The name of a dtype costs more than the rest; bfloat16 is of kind V.
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return array.astype(np.float32)
     return array
 
 
-def float_arrays(value: object) -> list[np.ndarray]:
+def list_float_arrays(value: object) -> list[np.ndarray]:
     """Return the floating-point arrays among the leaves, and all other floats as one array.
 
     Arrays that objects among the leaves hold, such as caches and dataclasses, are among them.
     """
     leaves = tree_leaves(value)
-    arrays = [as_numpy(array) for array in _nested_arrays(leaves, set())]
+    arrays = [convert_to_numpy(array) for array in _iterate_nested_arrays(leaves, set())]
     numbers = [leaf for leaf in leaves if type(leaf) is float]
     if numbers:  # of maps, such as the probability of each class
         arrays.append(np.array(numbers, np.float32))
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
-def _nested_arrays(leaves: list[Any], visited: set[int]) -> Iterator[Any]:
+def _iterate_nested_arrays(leaves: list[Any], visited: set[int]) -> Iterator[Any]:
     """Yield the arrays among the leaves, and those in the attributes of other objects."""
     for leaf in leaves:
         if hasattr(leaf, "shape"):
             yield leaf
         elif hasattr(leaf, "__dict__") and not callable(leaf) and id(leaf) not in visited:
             visited.add(id(leaf))
-            yield from _nested_arrays(tree_leaves(list(vars(leaf).values())), visited)
+            yield from _iterate_nested_arrays(tree_leaves(list(vars(leaf).values())), visited)
 
 
-def _float_columns(value: object) -> dict[str, np.ndarray] | None:
+def _make_float_columns(value: object) -> dict[str, np.ndarray] | None:
     """Return the floats of each key in a list of maps; None for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         return None
@@ -194,7 +194,7 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
     """
 
     def collect_arrays(value: object, path: tuple[str, ...]) -> None:
-        columns = _float_columns(value)
+        columns = _make_float_columns(value)
         if columns is not None:
             value = columns
         if isinstance(value, Mapping):
@@ -205,7 +205,7 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
             for index, item in enumerate(value):
                 collect_arrays(item, (*path, names[index] if names else str(index)))
         elif hasattr(value, "shape"):
-            array = as_numpy(value)
+            array = convert_to_numpy(value)
             if array.dtype.kind == "f":
                 arrays[".".join(path) or "output"] = array
 

@@ -44,9 +44,9 @@ class _ExceptionNode:
     context: int | None
     suppressed: bool
 
-    def load(self, members: Sequence[BaseException]) -> BaseException:
+    def rebuild_exception(self, members: Sequence[BaseException]) -> BaseException:
         """Rebuild the exception, without cause and context."""
-        restored = None if self.pickled is None else _unpickle_error(self.pickled, members)
+        restored = None if self.pickled is None else _unpickle_original_error(self.pickled, members)
         error = RuntimeError(self.words) if restored is None else restored
         if self.notes:
             error.__notes__ = list(self.notes)
@@ -65,13 +65,13 @@ class RemoteException:
 
     nodes: tuple[_ExceptionNode, ...]
 
-    def load(self) -> BaseException:
+    def rebuild_exception(self) -> BaseException:
         """Rebuild the exception; a `RuntimeError` with its message if rebuilding fails."""
 
         @cache
         def load_node(index: int) -> BaseException:
             node = self.nodes[index]
-            return node.load([load_node(member) for member in node.members])
+            return node.rebuild_exception([load_node(member) for member in node.members])
 
         for index, node in enumerate(self.nodes):
             error = load_node(index)
@@ -85,7 +85,7 @@ def dump_exception(error: BaseException) -> RemoteException:
     """Convert an exception to a picklable form."""
     errors, indices = [error], {id(error): 0}
 
-    def index_of(exception: BaseException | None) -> int | None:
+    def index_exception(exception: BaseException | None) -> int | None:
         if exception is None:
             return None
         if id(exception) not in indices:
@@ -95,10 +95,10 @@ def dump_exception(error: BaseException) -> RemoteException:
 
     nodes = []
     for current in errors:  # grows during iteration
-        members = [index_of(member) for member in _group_members(current)]
+        members = [index_exception(member) for member in _group_members(current)]
         nodes.append(
             _ExceptionNode(
-                _pickle_error(current),
+                _pickle_restorable_error(current),
                 f"{type(current).__name__}: {message_of(current)}",
                 tuple(str(note) for note in getattr(current, "__notes__", ())),
                 tuple(
@@ -110,8 +110,8 @@ def dump_exception(error: BaseException) -> RemoteException:
                     for frame, line in walk_tb(current.__traceback__)
                 ),
                 tuple(member for member in members if member is not None),
-                index_of(current.__cause__),
-                index_of(current.__context__),
+                index_exception(current.__cause__),
+                index_exception(current.__context__),
                 current.__suppress_context__,
             )
         )
@@ -124,7 +124,7 @@ def _group_members(error: BaseException) -> tuple[BaseException, ...]:
     return ()
 
 
-def _pickle_error(error: BaseException) -> bytes | None:
+def _pickle_restorable_error(error: BaseException) -> bytes | None:
     """Return the first pickled variant that can be read back; None if there is none."""
     import cloudpickle
 
@@ -144,7 +144,7 @@ def _pickle_error(error: BaseException) -> bytes | None:
             # Pickling a user-defined exception may raise anything.
             logger.debug("an exception cannot be pickled", exc_info=True)
             continue
-        copy = _unpickle_error(pickled, members)
+        copy = _unpickle_original_error(pickled, members)
         if type(copy) is type(error) and message_of(copy) == message_of(error):
             return pickled
     return None
@@ -158,7 +158,7 @@ class _Rebuilder:
     args: tuple[Any, ...]
     attributes: dict[str, Any]
 
-    def load(self, members: Sequence[BaseException]) -> BaseException:
+    def rebuild_exception(self, members: Sequence[BaseException]) -> BaseException:
         built_in = next(kind for kind in self.kind.__mro__ if kind.__module__ == "builtins")
         args = (*self.args, list(members)) if members else self.args
         exception: BaseException = built_in.__new__(self.kind, *args)
@@ -166,12 +166,14 @@ class _Rebuilder:
         return exception
 
 
-def _unpickle_error(pickled: bytes, members: Sequence[BaseException]) -> BaseException | None:
+def _unpickle_original_error(
+    pickled: bytes, members: Sequence[BaseException]
+) -> BaseException | None:
     import cloudpickle
 
     try:
         payload = cloudpickle.loads(pickled)
-        error = payload.load(members) if isinstance(payload, _Rebuilder) else payload
+        error = payload.rebuild_exception(members) if isinstance(payload, _Rebuilder) else payload
     except Exception:
         # The constructor of a user-defined class may raise anything.
         logger.debug("an exception cannot be unpickled", exc_info=True)

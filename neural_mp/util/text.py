@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def format_count(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: `1 evaluation`, `2 evaluations`, `2 axes`."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
@@ -29,7 +29,7 @@ def with_article(noun: str) -> str:
 _MAX_LISTED = 4
 
 
-def shape_words(value: object) -> str:
+def describe_value_shape(value: object) -> str:
     """Return dtype and shape of an array, the parts of a container, or else the type."""
     if value is None:
         return "None"
@@ -41,18 +41,21 @@ def shape_words(value: object) -> str:
         return f"{str(value.dtype).rpartition('.')[2]}[{sizes}]"
     name = type(value).__name__
     if isinstance(value, Mapping):
-        parts = [f"{key!r}: {shape_words(item)}" for key, item in _first_items(value.items())]
+        parts = [
+            f"{key!r}: {describe_value_shape(item)}"
+            for key, item in _take_first_items(value.items())
+        ]
         return f"{with_article(name)} of {len(value)} ({', '.join(parts)})"
     if isinstance(value, tuple | list):
         if value and all(isinstance(item, int | float | str) for item in value):
             kind = type(value[0]).__name__
-            return f"{with_article(name)} of {counted(len(value), kind)}"
-        parts = [shape_words(item) for item in _first_items(value)]
+            return f"{with_article(name)} of {format_count(len(value), kind)}"
+        parts = [describe_value_shape(item) for item in _take_first_items(value)]
         return f"{with_article(name)} of {len(value)} ({', '.join(parts)})"
     return with_article(name)
 
 
-def _first_items(items: Iterable[object]) -> list[Any]:
+def _take_first_items(items: Iterable[object]) -> list[Any]:
     return list(items)[:_MAX_LISTED]
 
 
@@ -62,13 +65,13 @@ _module = ""
 class Displays(Protocol):
     """Functions of the display module."""
 
-    def cell(self, value: Any, /) -> str:
+    def render_cell(self, value: Any, /) -> str:
         """Return HTML for a notebook cell."""
 
-    def text(self, value: Any, /) -> str:
+    def render_text(self, value: Any, /) -> str:
         """Return plain text for `print`."""
 
-    def table(self, value: Any, /) -> Any:
+    def render_table(self, value: Any, /) -> Any:
         """Return an object that rich prints."""
 
     def save_page(self, value: Any, path: str | Path, /) -> None:
@@ -81,7 +84,7 @@ def show_by(module: str) -> None:
     _module = module
 
 
-def displays() -> Displays:
+def load_displays() -> Displays:
     """Return the display module."""
     return cast(Displays, importlib.import_module(_module))
 
@@ -90,11 +93,11 @@ class Displayed:
     """A value displayed as HTML in notebooks."""
 
     def _repr_html_(self) -> str:
-        return displays().cell(self)
+        return load_displays().render_cell(self)
 
 
 class Printed(Displayed):
     """A value displayed as HTML in notebooks, and printed as a table."""
 
     def __str__(self) -> str:
-        return displays().text(self)
+        return load_displays().render_text(self)

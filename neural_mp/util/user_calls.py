@@ -30,7 +30,7 @@ class UserCodeError(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {message_of(error)}")
-        self.error = as_raised(error)
+        self.error = unwrap_generator_error(error)
         self.__cause__ = self.error
 
 
@@ -87,7 +87,7 @@ def call_user(
         raise
     except BaseException as error:
         if form and is_signature_mismatch(error, call, *arguments):
-            raise kind(mismatch_message(error, call, form)) from error
+            raise kind(make_mismatch_message(error, call, form)) from error
         raise UserCodeError(error) from error
 
 
@@ -108,7 +108,7 @@ def is_signature_mismatch(
     return False
 
 
-def mismatch_message(error: BaseException, call: Callable[..., Any], form: str) -> str:
+def make_mismatch_message(error: BaseException, call: Callable[..., Any], form: str) -> str:
     """Return the message for a signature mismatch."""
     try:
         signature = inspect.signature(call)
@@ -119,7 +119,7 @@ def mismatch_message(error: BaseException, call: Callable[..., Any], form: str) 
     return f"the call {form} must match the function, which {takes}: {error}"
 
 
-def as_raised(error: BaseException) -> BaseException:
+def unwrap_generator_error(error: BaseException) -> BaseException:
     """Return the exception that a generator of this package converted.
 
     Python converts a `StopIteration` that leaves a generator to `RuntimeError`.

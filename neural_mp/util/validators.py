@@ -59,9 +59,9 @@ class InvalidValueError(NeuralMPError):
     requirement: str = ""
 
 
-def invalid(expected: str, actual: object, hint: str = "") -> InvalidValueError:
+def invalid_value_error(expected: str, actual: object, hint: str = "") -> InvalidValueError:
     """Return the error for a value, shown truncated; a hint starts with `; `."""
-    value = preview(actual)
+    value = preview_value(actual)
     error = InvalidValueError(f"expected {expected}, found {value}{hint}")
     error.requirement = f"must be {expected}, got {value}{hint}"
     return error
@@ -81,7 +81,7 @@ class _Preview(reprlib.Repr):
 _PREVIEW = _Preview()
 
 
-def preview(value: object) -> str:
+def preview_value(value: object) -> str:
     """Return a value as truncated text, however large or deeply nested."""
     if isinstance(value, str | bytes):
         return _truncate_text(repr(value[: _MAX_PREVIEW_CHARS + 1]))
@@ -89,7 +89,7 @@ def preview(value: object) -> str:
     return _truncate_text(_PREVIEW.repr(value) if bounded else repr(value))
 
 
-def key_words(key: object) -> str:
+def format_path_key(key: object) -> str:
     """Return a key as truncated text, for the key path of an error."""
     return _truncate_text(str(key) if str(key).isprintable() else repr(key))
 
@@ -98,9 +98,9 @@ def _truncate_text(text: str) -> str:
     return text if len(text) <= _MAX_PREVIEW_CHARS else f"{text[: _MAX_PREVIEW_CHARS - 1]}…"
 
 
-def located(error: Exception) -> str:
+def format_located_error(error: Exception) -> str:
     """Return the truncated message of an error, after its key path."""
-    where = ".".join(map(key_words, getattr(error, "keys", ())))
+    where = ".".join(map(format_path_key, getattr(error, "keys", ())))
     return (f"{where}: {error}" if where else str(error))[:_MAX_MESSAGE_CHARS]
 
 
@@ -145,44 +145,46 @@ def anything(value: object) -> Any:
 def string(value: object) -> str:
     """Validate a string; unpaired surrogates are refused."""
     if not isinstance(value, str):
-        raise invalid("a string", value)
+        raise invalid_value_error("a string", value)
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise invalid("a string of valid Unicode", value) from None
+            raise invalid_value_error("a string of valid Unicode", value) from None
     return value
 
 
 def short_string(value: object) -> str:
     """Validate a short string, which errors may show untruncated."""
     if len(string(value)) > _MAX_SHORT_STRING_CHARS:
-        raise invalid(f"a string of at most {_MAX_SHORT_STRING_CHARS} characters", value)
+        raise invalid_value_error(
+            f"a string of at most {_MAX_SHORT_STRING_CHARS} characters", value
+        )
     return str(value)
 
 
 def without_nul(value: T) -> T:
     """Refuse strings and paths with NUL, which no file or URL contains."""
     if isinstance(value, str | Path) and "\0" in str(value):
-        raise invalid("a string without the character NUL", str(value))
+        raise invalid_value_error("a string without the character NUL", str(value))
     return value
 
 
 def file_path(value: object) -> Path:
     """Validate a path that can exist."""
     if not isinstance(value, str | Path):
-        raise invalid("a path", value)
+        raise invalid_value_error("a path", value)
     try:
         names = os.fsencode(without_nul(value)).split(os.fsencode(os.sep))
     except UnicodeEncodeError:
-        raise invalid("a path of valid Unicode", str(value)) from None
+        raise invalid_value_error("a path of valid Unicode", str(value)) from None
     if len(os.fsencode(value)) > _MAX_PATH_BYTES or max(map(len, names)) > _MAX_NAME_BYTES:
         limits = f"{_MAX_PATH_BYTES} bytes, with names of at most {_MAX_NAME_BYTES} bytes"
-        raise invalid(f"a path of at most {limits}", str(value))
+        raise invalid_value_error(f"a path of at most {limits}", str(value))
     return Path(value)
 
 
-def described(validator: Validator[T], **keywords: object) -> Validator[T]:
+def with_json_schema(validator: Validator[T], **keywords: object) -> Validator[T]:
     """Return the validator with keywords of JSON Schema, which `json_schema` returns."""
     vars(validator)["json_schema"] = keywords
     return validator
@@ -194,7 +196,7 @@ def json_schema(validator: Validator[Any]) -> Mapping[str, Any]:
     return keywords
 
 
-def matching(
+def values_matching(
     expected: str,
     test: Callable[[Any], Any],
     convert: Callable[[Any], Any] = anything,
@@ -207,10 +209,10 @@ def matching(
 
     def read_matching(value: object) -> Any:
         if not test(value):
-            raise invalid(expected, value)
+            raise invalid_value_error(expected, value)
         return convert(value)
 
-    return described(read_matching, **keywords, description=expected)
+    return with_json_schema(read_matching, **keywords, description=expected)
 
 
 def is_integer(value: object) -> bool:
@@ -232,7 +234,7 @@ def _is_counted(value: object) -> bool:
 
 def integer_between(least: int, most: int = MOST) -> Validator[int]:
     """Return a validator for integers within bounds, converted to int."""
-    return matching(
+    return values_matching(
         f"a whole number from {least} to {most}",
         lambda value: is_integer(value) and least <= value <= most,
         int,
@@ -243,30 +245,30 @@ def integer_between(least: int, most: int = MOST) -> Validator[int]:
 
 
 seed_number = integer_between(0, MAX_SEED)
-boolean: Validator[bool] = matching(
+boolean: Validator[bool] = values_matching(
     "true or false", lambda value: isinstance(value, bool), type="boolean"
 )
-integer: Validator[int] = matching("a whole number", _is_counted)
-non_negative_integer: Validator[int] = matching(
+integer: Validator[int] = values_matching("a whole number", _is_counted)
+non_negative_integer: Validator[int] = values_matching(
     "a whole number from 0", lambda value: _is_counted(value) and value >= 0
 )
 #: Includes infinity and NaN.
-number: Validator[float] = matching(
+number: Validator[float] = values_matching(
     "a number", lambda value: isinstance(value, float) or _is_counted(value)
 )
-finite: Validator[float] = matching("a finite number", is_finite, float)
-non_negative_float: Validator[float] = matching(
+finite: Validator[float] = values_matching("a finite number", is_finite, float)
+non_negative_float: Validator[float] = values_matching(
     "a finite number from 0", lambda value: is_finite(value) and value >= 0, float
 )
-positive_float: Validator[float] = matching(
+positive_float: Validator[float] = values_matching(
     "a finite number above 0", lambda value: is_finite(value) and value > 0, float
 )
 
 
-def nested_numbers(value: object) -> Any:
+def validate_nested_numbers(value: object) -> Any:
     """Return a number, boolean, or list of these of any depth."""
     if isinstance(value, list):
-        return [nested_numbers(item) for item in value]
+        return [validate_nested_numbers(item) for item in value]
     return value if isinstance(value, bool) else number(value)
 
 
@@ -279,7 +281,7 @@ def finite_numbers(value: Any) -> tuple[float, ...]:
 
 def shape_of_array(itemsize: int) -> Validator[tuple[int, ...]]:
     """Return a validator for array shapes of bounded size, with `itemsize` bytes per element."""
-    return matching(
+    return values_matching(
         f"the sizes of an array of at most {_MAX_ARRAY_BYTES >> 30} GiB",
         lambda shape: math.prod(shape) * itemsize <= _MAX_ARRAY_BYTES,
     )
@@ -294,9 +296,11 @@ def one_of(names: Iterable[str], expected: str = "") -> Validator[str]:
         if isinstance(value, str) and value in choices:
             return str(value)
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-        raise invalid(expected, value, hint if hint.endswith("?") else "")  # the message lists all
+        raise invalid_value_error(
+            expected, value, hint if hint.endswith("?") else ""
+        )  # the message lists all
 
-    return described(read_choice, enum=list(choices))
+    return with_json_schema(read_choice, enum=list(choices))
 
 
 def enum_of(enum: type[W]) -> Validator[W]:
@@ -323,7 +327,7 @@ def list_of(
 
     def read_list(value: Any) -> tuple[T, ...]:
         if not is_list(value) or len(value) > most:
-            raise invalid(expected, value)
+            raise invalid_value_error(expected, value)
         return tuple(validate_at(i, validator, item) for i, item in enumerate(value))
 
     return read_list
@@ -334,7 +338,7 @@ def tuple_of(*validators: Validator[Any]) -> Validator[tuple[Any, ...]]:
 
     def read_tuple(value: Any) -> tuple[Any, ...]:
         if not is_list(value) or len(value) != len(validators):
-            raise invalid(f"a list of {len(validators)}", value)
+            raise invalid_value_error(f"a list of {len(validators)}", value)
         return tuple(validate_at(i, check, value[i]) for i, check in enumerate(validators))
 
     return read_tuple
@@ -345,7 +349,7 @@ def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validat
 
     def read_mapping(value: object) -> dict[str, T]:
         if not isinstance(value, Mapping):
-            raise invalid("a mapping", value)
+            raise invalid_value_error("a mapping", value)
         return {
             validate_at(name, key, name): validate_at(name, validator, item)
             for name, item in value.items()
@@ -372,27 +376,27 @@ def record(
 
     def read_record(value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise invalid(f"a mapping with the keys {', '.join(schema)}", value)
+            raise invalid_value_error(f"a mapping with the keys {', '.join(schema)}", value)
         for key in needed:
             if key not in value:
-                raise invalid(f"the key {key!r}", value)
+                raise invalid_value_error(f"the key {key!r}", value)
         for key in value if strict else ():
             if key not in schema:
                 hint = did_you_mean(str(key)[:_MAX_PREVIEW_CHARS], schema)
-                raise InvalidValueError(f"unknown key {preview(key)}{hint}")
+                raise InvalidValueError(f"unknown key {preview_value(key)}{hint}")
         return {key: validate_at(key, schema[key], value[key]) for key in schema if key in value}
 
     return read_record
 
 
-def checked(validator: Validator[Any]) -> Validator[Any]:
+def keep_original_value(validator: Validator[Any]) -> Validator[Any]:
     """Return a validator that returns the original value, not the converted one."""
 
     def read_checked(value: object) -> Any:
         validator(value)
         return value
 
-    return described(read_checked, **json_schema(validator))
+    return with_json_schema(read_checked, **json_schema(validator))
 
 
 class StrictOptions:

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError
@@ -452,15 +452,15 @@ def checked(family: str, seed: int) -> Verdict:
 
 def compared(family: str, seed: int, net: Net, batches: list[Tensor]) -> Verdict:
     """Return the verdict on a net."""
-    adaptor = adaptor_named("pytorch")
+    adaptor = get_adaptor_named("pytorch")
     model = adaptor.load(net, example=batches[0])
     space = adaptor.space(model, detect({})).restricted_to([Precision.INT8])
     loaded = LoadedModel(adaptor, model)
     batches = [*batches[:2], *(batch for batch in batches[2:] if _runs(loaded, batch))]
-    tunable = loaded.in_space(space).calibrated(batches)
+    tunable = loaded.in_space(space).with_calibration(batches)
     plan = tunable.space.resolve(tunable.space.fastest_plan())
     int8 = sum(precision is Precision.INT8 for precision in plan.effective.values())
-    converted = tunable.converted(plan)
+    converted = tunable.convert_by_plan(plan)
     rows = []
     with torch.no_grad():
         for batch in batches:

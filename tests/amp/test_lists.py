@@ -8,7 +8,7 @@ from neural_mp.amp import (
     FourLists,
     ListEdit,
     check_known,
-    settle,
+    merge_options,
 )
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 
@@ -19,7 +19,7 @@ LISTS = FourLists(
 
 def edited(**options):
     amp = AutoMixedPrecisionOptions(**options)
-    return LISTS.edited(settle({"{option}": amp}, {}).edits)
+    return LISTS.edited(merge_options({"{option}": amp}, {}).edits)
 
 
 def test_a_type_is_moved_by_taking_it_off_and_putting_it_on():

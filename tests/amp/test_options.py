@@ -3,7 +3,7 @@
 import pytest
 
 from neural_mp import AutoMixedPrecisionOptions
-from neural_mp.amp import LEVEL, PREFIXES, SWITCH, AmpDataType, AmpList, settle
+from neural_mp.amp import LEVEL, PREFIXES, SWITCH, AmpDataType, AmpList, merge_options
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 
@@ -12,7 +12,7 @@ NEURAL, ITEX, TF = PREFIXES
 
 def said(python=None, yaml=None, environment=None):
     sources = [None if o is None else AutoMixedPrecisionOptions(**o) for o in (python, yaml)]
-    return settle(
+    return merge_options(
         {"amp.{option}": sources[0], "mixed_precision.{option}": sources[1]}, environment or {}
     )
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from neural_mp.amp import AmpList, AutoMixedPrecisionOptions, ListEdit, known_edits, requested
+from neural_mp.amp import (
+    AmpList,
+    AutoMixedPrecisionOptions,
+    ListEdit,
+    keep_known_edits,
+    resolve_precision,
+)
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 
 VARIABLE = "NEURAL_MP_AUTO_MIXED_PRECISION_DATA_TYPE"
@@ -10,7 +16,7 @@ VARIABLE = "NEURAL_MP_AUTO_MIXED_PRECISION_DATA_TYPE"
 
 def asked(precision=None, data_type=None, environment=None):
     amp = AutoMixedPrecisionOptions(data_type=data_type)
-    return requested("the rewrite", precision, amp, environment or {})[0]
+    return resolve_precision("the rewrite", precision, amp, environment or {})[0]
 
 
 def test_the_precision_counts_most_then_the_options_then_the_environment():
@@ -30,7 +36,7 @@ def test_what_contradicts_itself_is_refused(given):
 def test_only_variables_made_for_tensorflow_may_name_what_another_framework_lacks():
     foreign = ListEdit(True, AmpList.ALLOW, "MatMul", "ITEX_AUTO_MIXED_PRECISION_ALLOWLIST_ADD")
     native = ListEdit(True, AmpList.ALLOW, "cos", "amp.allowlist_add")
-    retained, warnings = known_edits([foreign, native], "pytorch", lambda: {"cos"})
+    retained, warnings = keep_known_edits([foreign, native], "pytorch", lambda: {"cos"})
     assert retained == (native,)
     assert warnings == (
         f"{foreign.origin} names 'MatMul', which is not an op type of pytorch; the edit is ignored",
@@ -40,4 +46,4 @@ def test_only_variables_made_for_tensorflow_may_name_what_another_framework_lack
         (ListEdit(True, AmpList.DENY, "coss", "amp.denylist_add"), "pytorch"),
     ):
         with pytest.raises(UnknownOperatorError, match=edit.op_type):
-            known_edits([edit], framework, lambda: {"cos"})
+            keep_known_edits([edit], framework, lambda: {"cos"})

@@ -10,12 +10,12 @@ from keras_nets import small_net
 from machine import has_rewrite_pass
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from neural_mp.adaptors.tensorflow.amp_pass import run_pass, runtime_lists
+from neural_mp.adaptors.tensorflow.amp_pass import read_runtime_lists, run_pass
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     GraphDef,
-    dtype_attribute,
+    get_dtype_attribute,
+    get_node_name,
     make_node,
-    node_of,
 )
 from neural_mp.amp import graph_of, paint
 from neural_mp.core.precision import Precision
@@ -124,7 +124,7 @@ def agree(drawn, precision) -> None:
     ops, outputs = drawn
     lowered = in_16_bits(graph_def(ops), outputs, precision)
     boundaries = dict.fromkeys(outputs, "it is fetched, so the pass leaves it alone")
-    painting = paint(graph_of(ops), runtime_lists(precision), "stock", boundaries=boundaries)
+    painting = paint(graph_of(ops), read_runtime_lists(precision), "stock", boundaries=boundaries)
     for name, kind, _ in ops:
         assert lowered[name] == (name in painting.allowed), (
             name,
@@ -163,18 +163,20 @@ def test_whole_nets(name):
         node.device = ""  # for FP16, TensorFlow looks at what lies on a GPU, or nowhere
     outputs = [node.name for node in graph.node if node.name == "Identity"]
     ops = [
-        (node.name, node.op, [node_of(t) for t in node.input if not t.startswith("^")])
+        (node.name, node.op, [get_node_name(t) for t in node.input if not t.startswith("^")])
         for node in graph.node
     ]
     boundaries = {
         node.name: "it computes no float32"
         for node in graph.node
-        if dtype_attribute(node) is not tf.float32
+        if get_dtype_attribute(node) is not tf.float32
     }
     boundaries |= dict.fromkeys(["x", *outputs], "it is fed or fetched")
     for precision in WITH_A_PASS:
         lowered = in_16_bits(graph, outputs, precision)
-        painting = paint(graph_of(ops), runtime_lists(precision), "stock", boundaries=boundaries)
+        painting = paint(
+            graph_of(ops), read_runtime_lists(precision), "stock", boundaries=boundaries
+        )
         differ = [
             (op, kind, painting.paints[op].reason)
             for op, kind, _ in ops
@@ -187,7 +189,7 @@ def test_whole_nets(name):
 def test_the_lists_hold_what_the_graphs_are_made_of():
     """So that all four lists, and no list, occur in the graphs above."""
     for precision in WITH_A_PASS:
-        lists = runtime_lists(precision)
+        lists = read_runtime_lists(precision)
         assert {lists.of(kind) for kind in (*UNARY, *BINARY)} == {
             None,
             *(name for name in type(lists.of("MatMul"))),

@@ -153,7 +153,7 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     def inspect() -> None:
         from neural_mp.api.loading import load_source
 
-        load_source(model, None, None, example=batches()[0][0]).profile(batches()[0][0])
+        load_source(model, None, None, example=batches()[0][0]).profile_ops(batches()[0][0])
 
     # What starts the workers does not know the framework, which each of them imports anew.
     workers = () if hasattr(model, "get_config") or hasattr(model, "modules") else (side_by_side,)

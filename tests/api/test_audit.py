@@ -29,9 +29,9 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
 from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audit_model, audit_ops
-from neural_mp.reporting import audit_words
+from neural_mp.reporting import summarize_audit_lines
 from neural_mp.runs.report import Report
-from neural_mp.space import EffectiveOp, TuningSpace, planned_ops
+from neural_mp.space import EffectiveOp, TuningSpace, list_effective_ops
 from neural_mp.testing import uniform
 
 INT8, BF16 = Precision.INT8, Precision.BF16
@@ -55,7 +55,7 @@ class Case:
             self.model, self.space.resolve(plan), self.observed, self.space
         )
         resolved = self.space.resolve(said or plan)
-        planned = planned_ops(self.space, resolved)
+        planned = list_effective_ops(self.space, resolved)
         return OptimizedModel(
             LoadedModel(self.adaptor, converted), resolved.plan, Report(), planned=planned
         )
@@ -113,9 +113,9 @@ def _swap_torch(dense: str, model: Any) -> Any:
     from neural_mp.adaptors.pytorch.kernels.lowering import rewrite_graphs
 
     def with_float_weight(module: torch.fx.GraphModule) -> None:
-        layer = graph_edit.op_nodes(module)[dense]
-        stored = graph_edit.arguments(layer)["weight"]
-        weight = stored.target(*(graph_edit.constant(module, part) for part in stored.args))
+        layer = graph_edit.map_op_nodes(module)[dense]
+        stored = graph_edit.get_arguments(layer)["weight"]
+        weight = stored.target(*(graph_edit.get_constant(module, part) for part in stored.args))
         added = graph_edit.add_constant(module, "float_weight", weight, layer)
         graph_edit.set_arguments(layer, weight=added)
 
@@ -153,7 +153,7 @@ def _swap_tensorflow(dense: str, model: Any) -> Any:
     columns = model.graph.value(weight).shape
     floats = np.ones(columns, np.float32)
     del graph.nodes[name]
-    graph.put("Dequantize", "widened", [stored, low, high], T=tf.quint8, dtype=tf.float32)
+    graph.put_node("Dequantize", "widened", [stored, low, high], T=tf.quint8, dtype=tf.float32)
     constant = graph.put_constant("float_weight", floats)
     graph.add(make_node("MatMul", name, ["widened", constant], T=tf.float32))
     return model.with_graph(graph)
@@ -254,7 +254,7 @@ def test_a_slice_that_the_runtime_runs_on_integers_is_not_called_as_planned(tmp_
     space = adaptor.space(model, machine())
     resolved = space.resolve(uniform(space, INT8))
     converted = adaptor.convert(model, resolved, adaptor.observe(model, [data], space), space)
-    audit = audit_model(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    audit = audit_model(LoadedModel(adaptor, converted), list_effective_ops(space, resolved))
     sliced = next(op for op in audit.ops if op.planned.type == "Slice")
     assert sliced.ran_in is INT8
     stored = sliced.planned.precision is INT8
@@ -360,13 +360,13 @@ def test_an_excluded_op_in_an_integer_kernel_of_equal_numbers_contradicts_nothin
     resolved = space.resolve(uniform(space, INT8).replacing({sigmoid: FP32}))
     observed = adaptor.observe(model, [data], space)
     converted = adaptor.convert(model, resolved, observed, space)
-    audit = audit_model(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    audit = audit_model(LoadedModel(adaptor, converted), list_effective_ops(space, resolved))
     (finding,) = audit.findings
     assert (finding.name, finding.planned.precision) == (sigmoid, Precision.FP32)
     assert (finding.ran_in, finding.kernels) == (INT8, ("QLinearSigmoid",))
     assert finding.verdict is Verdict.EQUAL_INT8
     assert audit.holds
-    assert "computes 1 op planned in fp32 with an integer kernel" in audit_words(audit)
+    assert "computes 1 op planned in fp32 with an integer kernel" in summarize_audit_lines(audit)
     # The integers after the op are those of the float op, but for one step of rounding.
     program = with_outputs(converted.program, ["s/uint8"])
     (fused,), (unfused,) = (

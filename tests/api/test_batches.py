@@ -8,7 +8,7 @@ from torch import nn
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.errors import ConversionError, DataError
 from neural_mp.tuning.evaluation.batches import Batches
-from neural_mp.util.labels import labels_of
+from neural_mp.util.labels import get_batch_labels
 
 WIDTH, CLASSES = 6, 3
 
@@ -160,12 +160,12 @@ def test_inputs_that_are_named_are_taken_out_of_a_dict(net, tmp_path):
 )
 def test_labels_that_cannot_be_told_are_one_clear_error(batch, words):
     with pytest.raises(DataError, match=words):
-        labels_of(batch, "eval_dataloader")
+        get_batch_labels(batch, "eval_dataloader")
 
 
 def test_labels_of_several_kinds_come_as_a_dict():
     batch = {"input_ids": 0, "end_positions": 2, "start_positions": 1}
-    assert labels_of(batch, "it") == {"start_positions": 1, "end_positions": 2}
+    assert get_batch_labels(batch, "it") == {"start_positions": 1, "end_positions": 2}
 
 
 BROKEN = {
@@ -193,7 +193,7 @@ def test_an_op_that_fails_in_a_runtime_is_blamed_on_its_batch():
     data = Batches([1, 2, 3], "eval_dataloader")
 
     def run():
-        with data.blamed():
+        with data.blame_batch():
             for batch in data:
                 if batch == 2:
                     raise ConversionError("the graph fails")

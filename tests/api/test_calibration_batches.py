@@ -104,7 +104,7 @@ def batch_of(form, labelled, values):
 def read(framework, count, batch):
     """The batches as a model of so many inputs takes them, and that model."""
     batches = Batches([batch, batch], "calib_dataloader")
-    model = batches.bound(
+    model = batches.choose_reading(
         lambda first: load_source(NETS[framework](count), framework, None, example=first)
     )
     return batches, model
@@ -134,10 +134,10 @@ def test_the_inputs_of_a_batch_are_those_that_the_model_takes(framework, form, l
 def test_a_reading_that_is_not_the_documented_one_is_reported(framework):
     first, second = arrays(2)
     assumed, _ = read(framework, 2, (first, second))
-    (assumption,) = assumed.assumed
+    (assumption,) = assumed.assumption_notes
     assert "every batch of calib_dataloader was interpreted as inputs without labels" in assumption
     documented, _ = read(framework, 1, (first, np.zeros(SIZE)))
-    assert documented.assumed == ()
+    assert documented.assumption_notes == ()
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -166,8 +166,8 @@ def test_an_exported_program_says_how_batches_are_read():
     inputs = tuple(torch.from_numpy(value) for value in arrays(2))
     program = torch.export.export(torch_net(2), inputs)
     batches = Batches([tuple(arrays(2))], "calib_dataloader")
-    batches.bound(lambda first: load_source(program, None, None, example=first))
-    assert len(next(batches.inputs())) == 2
+    batches.choose_reading(lambda first: load_source(program, None, None, example=first))
+    assert len(next(batches.iterate_inputs())) == 2
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

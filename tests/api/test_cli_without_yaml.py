@@ -11,7 +11,7 @@ import pytest
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.api.tuning_source import criterion_of
+from neural_mp.api.tuning_source import parse_criterion_option
 from neural_mp.config import load_settings, parse_settings, settings_to_yaml
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, DataError
@@ -111,7 +111,7 @@ def test_mistakes_are_named(here, run, arguments, words):
 )  # fmt: skip
 def test_a_tolerance_as_text(text, tolerance, relative):
     default = AccuracyCriterion(higher_is_better=False)
-    assert criterion_of(text, default) == AccuracyCriterion(tolerance, relative, False)
+    assert parse_criterion_option(text, default) == AccuracyCriterion(tolerance, relative, False)
 
 
 def test_init_writes_a_file_that_tunes(here, run):

@@ -21,8 +21,8 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import PlanError
-from neural_mp.reporting import LiveListener, capability_table, result_tables
-from neural_mp.reporting.displays import cell
+from neural_mp.reporting import LiveListener, build_capability_table, result_tables
+from neural_mp.reporting.displays import render_cell
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -106,8 +106,8 @@ def test_an_unchanged_model_is_named_by_its_own_precision(kind):
     assert name in repr(result.plan)
     assert name in _shown(report, result.met)
     assert "FP32" not in _shown(report, result.met)
-    assert f">{name}<" in cell(report)
-    assert "FP32" not in cell(report)
+    assert f">{name}<" in render_cell(report)
+    assert "FP32" not in render_cell(report)
 
 
 def test_the_progress_of_a_run_names_the_precision():
@@ -177,5 +177,5 @@ def test_inspection_names_the_precision_of_the_model(tmp_path):
     adaptor = OnnxRuntimeAdaptor()
     model = adaptor.load(tmp_path / "half.onnx")
     console = Console(file=io.StringIO(), width=120)
-    console.print(capability_table(adaptor.space(model, machine())))
+    console.print(build_capability_table(adaptor.space(model, machine())))
     assert "the model is in FP16" in console.file.getvalue()

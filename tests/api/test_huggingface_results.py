@@ -16,7 +16,7 @@ import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ModelLoadError
-from neural_mp.metrics import as_metric
+from neural_mp.metrics import convert_to_metric
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -83,7 +83,7 @@ def test_several_outputs_are_a_tuple_and_the_loss_is_left_out():
         received.append(eval_pred)
         return 1.0
 
-    metric = as_metric(compute)
+    metric = convert_to_metric(compute)
     outputs = {"loss": np.ones(3), "start": np.zeros((3, 4)), "end": np.ones((3, 4))}
     metric.update(outputs, {"first": np.zeros(3), "second": np.ones(3)})
     metric.result()

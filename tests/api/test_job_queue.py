@@ -29,12 +29,12 @@ class Scripted:
     def __init__(self, act):
         self._act, self.stopped = act, False
 
-    def run(self, job, folder, prior, tell):
+    def run_job(self, job, folder, prior, tell):
         tell("starts")
         outcome = self._act(job.name)
         return None if outcome is None else replace(job, status=JobStatus.MET, reason="")
 
-    def stop(self):
+    def stop_job(self):
         self.stopped = True
 
 
@@ -48,7 +48,7 @@ def work(tmp_path, monkeypatch):
         for name in names:
             (tmp_path / name).mkdir(exist_ok=True)
         try:
-            WorkerPool(jobs, tmp_path, heard, workers).work()
+            WorkerPool(jobs, tmp_path, heard, workers).run_jobs()
         finally:
             assert all(worker.stopped for worker in workers)
         return heard

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.core.precision import OpConfig, Precision, weight_only
+from neural_mp.core.precision import OpConfig, Precision, make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ModelLoadError
 
@@ -30,8 +30,8 @@ def result():
     config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **sizes, **ends)
     net = LlamaForCausalLM(config).eval()
     plan = {
-        FIRST: weight_only(QuantSpec.parse("uint4 asymmetric per_group 32")),
-        SECOND: weight_only(QuantSpec.parse("int4 symmetric per_group 64")),
+        FIRST: make_weight_only(QuantSpec.parse("uint4 asymmetric per_group 32")),
+        SECOND: make_weight_only(QuantSpec.parse("int4 symmetric per_group 64")),
         EIGHT: OpConfig(Precision.INT8, QuantSpec.parse("int8 symmetric per_channel")),
     }
     return convert_with_plan(net, PrecisionPlan(plan), inputs={"input_ids": IDS}, capture="layers")

@@ -14,7 +14,7 @@ from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, DataError
-from neural_mp.util.noise import decibels, mean_nsr
+from neural_mp.util.noise import compute_mean_nsr, nsr_to_decibels
 
 CHANNELS = 8
 RANDOM = np.random.default_rng(0)
@@ -147,7 +147,7 @@ def test_tensors_with_nan_or_inf_stay_float_and_layers_around_them_run_in_int8(f
     loaded = adaptor.load(source, example=BATCHES[0])
     space = adaptor.space(loaded, detect({})).restricted_to([Precision.INT8])
     model = LoadedModel(adaptor, loaded)
-    tunable = model.in_space(space).calibrated(BATCHES)
+    tunable = model.in_space(space).with_calibration(BATCHES)
     plan = tunable.space.resolve(tunable.space.fastest_plan())
     layers = [op.name for op in space.graph if op.weights >= CONSTANTS["w"].size]
     assert len(layers) == 2
@@ -156,13 +156,13 @@ def test_tensors_with_nan_or_inf_stay_float_and_layers_around_them_run_in_int8(f
     assert {observation.value for observation in held_values.values()} <= {MIDDLES[kind][1]}
     assert not plan.flow.int8_outputs & held_values.keys()
     for name in held_values:
-        reasons = (c.refusal(Precision.INT8) for c in tunable.space.capabilities.values())
+        reasons = (c.refusal_reason(Precision.INT8) for c in tunable.space.capabilities.values())
         assert any(f"tensor {name!r} held" in (reason or "") for reason in reasons)
     expected, outputs = (
-        variant.float_outputs(IMAGES) for variant in (model, tunable.converted(plan))
+        variant.run_float_outputs(IMAGES) for variant in (model, tunable.convert_by_plan(plan))
     )
     assert np.isfinite(expected[0]).all()
-    assert decibels(mean_nsr(expected, outputs)) > NEAR_SQNR_DB
+    assert nsr_to_decibels(compute_mean_nsr(expected, outputs)) > NEAR_SQNR_DB
 
 
 def converted(model: object, batches: list[np.ndarray], **options: object) -> object:
@@ -184,7 +184,7 @@ def test_record_explanation_and_replay_give_the_reason(tmp_path):
     assert any("1 tensor ('pad') held Inf in batch 1" in text for text in result.report.warnings)
     setup = result.record.setup
     assert reason in setup.capabilities["pool"].reasons[Precision.INT8]
-    assert setup.followed(result.plan).effective["pool"] is Precision.FP32
+    assert setup.follow_plan(result.plan).effective["pool"] is Precision.FP32
     result.save(tmp_path / "saved")
     plan = tmp_path / "saved" / "plan.yaml"
     _, decisions = explain_op(load_source(model, None, None), "pool", (Precision.INT8,), plan)

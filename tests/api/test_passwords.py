@@ -10,7 +10,7 @@ from tune_many_jobs import write_jobs_into
 
 from neural_mp import MixedPrecision
 from neural_mp.errors import HistoryError, NeuralMPError, without_passwords
-from neural_mp.runs.history import read_record, storage_url
+from neural_mp.runs.history import get_storage_url, read_record
 
 SECRET = "s3cret"
 #: Storages that cannot be opened.
@@ -35,7 +35,7 @@ def test_an_error_about_a_storage_hides_its_password(url, caplog):
 
 def test_a_storage_that_is_no_url_hides_its_password(tmp_path):
     with pytest.raises(NeuralMPError, match=r"\*\*\*") as caught:
-        storage_url(tmp_path, f"nonsense://user:{SECRET}@local\0host")
+        get_storage_url(tmp_path, f"nonsense://user:{SECRET}@local\0host")
     assert SECRET not in str(caught.value)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.registry import adaptor_named
-from neural_mp.adaptors.transfer import runtimes_of
+from neural_mp.adaptors.registry import get_adaptor_named
+from neural_mp.adaptors.transfer import list_reading_runtimes
 from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core import hardware
@@ -49,7 +49,7 @@ def arrays(count: int = BATCHES) -> list[torch.Tensor]:
 
 def counted(module: nn.Module | None = None) -> Counted:
     torch.manual_seed(0)
-    adaptor, net = adaptor_named("pytorch"), module or nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+    adaptor, net = get_adaptor_named("pytorch"), module or nn.Sequential(nn.Linear(4, 6), nn.ReLU())
     return Counted(adaptor, adaptor.load(net.eval(), example=arrays()[0]))
 
 
@@ -71,7 +71,7 @@ def timed(monkeypatch) -> list[Sequence[partial[Any]]]:
         measured.append(runs)
         return [[0.001] * 20 for _ in runs]
 
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     return measured
 
 
@@ -81,7 +81,7 @@ def choice_of(
     precisions: tuple[Precision, ...] = (Precision.INT8,),
     forced: frozenset[Precision] = frozenset(),
 ) -> RuntimeChoice:
-    assert len(list(runtimes_of(source))) == 2
+    assert len(list(list_reading_runtimes(source))) == 2
     calibration = Calibration(Batches(arrays(), "calib_dataloader"), 100)
     measurement = Measurement(arrays()[0], limits=EFFORT_LIMITS[effort])
     machine = replace(hardware.detect(), forced=forced)
@@ -93,7 +93,7 @@ def choice_of(
 def test_the_source_runs_once_on_each_compared_batch():
     """However many runtimes are compared with it: a batch of eight, an example, and 1 and 3."""
     source = counted()
-    figures = choice_of(source, Effort.NORMAL, ()).fastest().figures
+    figures = choice_of(source, Effort.NORMAL, ()).choose_fastest().figures
     verified = [entry for entry in figures if entry.sqnr_db is not None]
     assert {entry.framework for entry in verified} == {"onnxrt", "openvino"}
     example = batch_size_of(source.example_inputs())
@@ -113,8 +113,8 @@ def test_slow_models_that_just_ran_are_warmed_up_once(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: float(len(called)))
     monkeypatch.setattr(LoadedModel, "__call__", recorded)
     monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(objectives, "interleaved_rounds", timing.interleaved_rounds)
-    choice_of(counted(), Effort.NORMAL).fastest()
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", timing.time_interleaved_rounds)
+    choice_of(counted(), Effort.NORMAL).choose_fastest()
     runs = Counter(id(model) for model in called if model.conversions.quantize)
     converted, warm_up, rounds = 1, 1, 3  # as few rounds as there may be
     assert sorted(runs.values()) == [converted + warm_up + rounds] * 2
@@ -125,7 +125,7 @@ def test_slow_models_that_just_ran_are_warmed_up_once(monkeypatch):
     ("effort", "converted"), [(Effort.QUICK, 0), (Effort.NORMAL, 2), (Effort.THOROUGH, 2)]
 )
 def test_the_effort_decides_how_many_runtimes_are_timed_in_int8(effort, converted, timed):
-    figures = choice_of(counted(), effort).fastest().figures
+    figures = choice_of(counted(), effort).choose_fastest().figures
     assert sum(entry.int8_latency is not None for entry in figures) == converted
     assert sum(entry.latency is not None for entry in figures) == 3
     assert [len(models) for models in timed] == ([3] if not converted else [3, 3 + converted])
@@ -151,9 +151,9 @@ def test_each_runtime_competes_with_its_fastest_plan_in_int8_and_in_16_bit_float
 
     fp32_bytes = counted().size
 
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     bf16 = frozenset({Precision.BF16})
-    choice = choice_of(counted(), Effort.NORMAL, (Precision.INT8, *bf16), bf16).fastest()
+    choice = choice_of(counted(), Effort.NORMAL, (Precision.INT8, *bf16), bf16).choose_fastest()
     figures = {entry.framework: entry for entry in choice.figures}
     assert choice.model.adaptor.framework == "openvino"
     assert figures["openvino"].low_float_latency == 1e-4

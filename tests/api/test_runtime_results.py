@@ -17,14 +17,14 @@ from rich.console import Console
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.pytorch.files import onnx_export, transfer
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.adaptors.transfer import TransferFile, transfer_file
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.api import runtime_comparison, runtimes
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.io.measurement_cache import NO_CACHE
-from neural_mp.reporting.tables import result_tables, verdict
+from neural_mp.reporting.tables import result_tables, verdict_line
 from neural_mp.runs.report import Report, RuntimeHint
 from neural_mp.tuning import unchecked
 from neural_mp.tuning.listener import Listener, RunLog
@@ -71,7 +71,7 @@ def times(monkeypatch) -> dict[str, float]:
         name = model.adaptor.framework
         return milliseconds[f"{name} int8" if low else name] / 1000
 
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     return milliseconds
 
 
@@ -135,7 +135,7 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     speeds = {figures.framework: figures.result_speedup for figures in result.report.runtimes}
     assert (speeds["pytorch"], speeds["onnxrt"]) == (pytest.approx(10 / 4), None)
     assert any("the FP32 model in onnxrt" in warning for warning in result.report.warnings)
-    assert "FP32 model" in verdict(result.report, result.met)
+    assert "FP32 model" in verdict_line(result.report, result.met)
     assert set(result.plan.counts()) == {"fp32"}
     assert {op.precision for op in result.planned.values()} == {"fp32"}
     images = batches[0][0]
@@ -176,7 +176,7 @@ def test_rounds_of_fp32_after_the_search_are_added_until_the_choice_is_certain(
     net, batches, times, monkeypatch
 ):
     decisions: list[tuple[bool, bool]] = []
-    time_runs = objectives.interleaved_rounds
+    time_runs = objectives.time_interleaved_rounds
 
     def rounds(runs, decides=None, **options):
         seconds = time_runs(runs, **options)
@@ -187,7 +187,7 @@ def test_rounds_of_fp32_after_the_search_are_added_until_the_choice_is_certain(
             decisions.append((decides(seconds), decides(list(unsteady.values()))))
         return seconds
 
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     result = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
     assert result.framework == "onnxrt"
     assert decisions == [(True, False)]
@@ -341,7 +341,7 @@ def test_a_run_in_the_source_ends_with_a_hint(net, batches, times, monkeypatch, 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"runtime": "openvino"}])
 def test_no_hint_where_it_has_no_place(options, net, batches, times, monkeypatch):
     monkeypatch.setattr(
-        runtime_comparison, "runtimes_of", lambda _: pytest.fail("no hint is wanted")
+        runtime_comparison, "list_reading_runtimes", lambda _: pytest.fail("no hint is wanted")
     )
     job, _ = (
         MixedPrecision(
@@ -350,8 +350,8 @@ def test_no_hint_where_it_has_no_place(options, net, batches, times, monkeypatch
             calib_dataloader=batches,
             **{"runtime": "source", **options},
         )
-        ._preparation(RunLog())
-        .job()
+        ._job_builder(RunLog())
+        .build_job()
     )
     assert job.hint is None
 
@@ -373,7 +373,7 @@ def test_a_small_gain_or_a_failing_runtime_is_no_hint(net, batches, times, monke
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_hints")
 def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
-    adaptor = adaptor_named("pytorch")
+    adaptor = get_adaptor_named("pytorch")
     source = LoadedModel(adaptor, adaptor.load(net, example=batches[0][0]))
     search = runtime_comparison.HintSearch(source, Measurement(batches[0][0]), NO_CACHE)
     assert search({"load": 20.0, "search": 100.0}, 0.01) is None

@@ -14,7 +14,7 @@ from torch import nn
 
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.loaded_model import LoadedModel
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.adaptors.transfer import transfer_file, transfer_model
 from neural_mp.api import runtimes
 from neural_mp.api.runtime_comparison import compare_outputs
@@ -55,7 +55,7 @@ def batches(digits):
 
 
 def torch_model(module: nn.Module, example) -> LoadedModel:
-    adaptor = adaptor_named("pytorch")
+    adaptor = get_adaptor_named("pytorch")
     return LoadedModel(adaptor, adaptor.load(module.eval(), example=example))
 
 
@@ -208,7 +208,7 @@ class Counts(nn.Module):
     ],
 )
 def test_models_with_state_or_hooks_stay(make, reason, batches):
-    adaptor = adaptor_named("pytorch")
+    adaptor = get_adaptor_named("pytorch")
     module = make(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     source = LoadedModel(adaptor, adaptor.load(module, example=batches[0][0]))
     with pytest.raises(ConversionError, match=reason):

@@ -6,7 +6,7 @@ import pytest
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.api.portability import hardware_for
+from neural_mp.api.portability import find_target_hardware
 from neural_mp.config import parse_settings
 from neural_mp.core.hardware import TARGETS, Hardware, detect
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
@@ -58,8 +58,8 @@ def test_arm_and_vnni_are_exact_and_what_is_not_known_is_taken_to_saturate():
 
 def test_exact_products_are_not_converted_for_where_they_cannot_be_checked():
     with pytest.raises(ConfigurationError, match=r"'vnni'.*saturate.*'portable'"):
-        hardware_for("vnni", detect({}), Saturating())
-    hardware, (warning,) = hardware_for("avx2", detect({}), Saturating())
+        find_target_hardware("vnni", detect({}), Saturating())
+    hardware, (warning,) = find_target_hardware("avx2", detect({}), Saturating())
     assert hardware.target == "avx2"
     assert "measured on this machine" in warning
 

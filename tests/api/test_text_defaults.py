@@ -31,7 +31,7 @@ def here(tmp_path):
 def _applied(folder, content: dict, **options: str) -> tuple[str, tuple[Precision, ...], str]:
     """The options after `tune conf.yaml --data a.txt`."""
     converter = MixedPrecision(content, model=str(folder / "model"))
-    SearchOptions(data=folder / "a.txt", **options).apply(converter)
+    SearchOptions(data=folder / "a.txt", **options).apply_to(converter)
     return str(converter.capture), tuple(converter.precisions), str(converter.objective)
 
 
@@ -71,9 +71,9 @@ def test_an_option_of_the_command_wins_over_both(here, content):
 )
 def test_times_count_with_a_workload_unless_the_file_names_an_objective(here, content, expected):
     converter = MixedPrecision(content, model=str(here / "model"))
-    SearchOptions(data=here / "a.txt", workload="{decode: 1.0}").apply(converter)
+    SearchOptions(data=here / "a.txt", workload="{decode: 1.0}").apply_to(converter)
     assert converter.objective == expected
     in_file = {"tuning": {"workload": {"decode": 1.0}, **content.get("tuning", {})}}
     converter = MixedPrecision(in_file, model=str(here / "model"))
-    SearchOptions(data=here / "a.txt").apply(converter)
+    SearchOptions(data=here / "a.txt").apply_to(converter)
     assert converter.objective == expected

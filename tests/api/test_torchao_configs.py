@@ -13,7 +13,7 @@ from transformers import AwqConfig, GPTQConfig
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.api.foreign_configs import constraint_of
+from neural_mp.api.foreign_configs import parse_foreign_config
 from neural_mp.compat.torchao import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -107,17 +107,19 @@ def test_configurations_of_transformers_limit_a_search(net, config, words):
 )
 def test_configurations_of_transformers_without_a_kernel_are_errors(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        constraint_of(SimpleNamespace(**options))
+        parse_foreign_config(SimpleNamespace(**options))
 
 
 def test_words_of_a_configuration_are_those_of_a_plan():
-    hqq = constraint_of(Int4WeightOnlyConfig(64, "hqq"))
+    hqq = parse_foreign_config(Int4WeightOnlyConfig(64, "hqq"))
     assert hqq.weight.rounding == ("hqq",)
     group = SimpleNamespace(group_size=64)
-    two = constraint_of(IntxWeightOnlyConfig(torch.int2, group, SimpleNamespace(name="ASYMMETRIC")))
+    two = parse_foreign_config(
+        IntxWeightOnlyConfig(torch.int2, group, SimpleNamespace(name="ASYMMETRIC"))
+    )
     assert (two.precisions, two.weight.group_size) == (("int2",), (64,))
     assert two.weight.scheme == ("asymmetric",)
-    assert constraint_of("int8") is None
+    assert parse_foreign_config("int8") is None
 
 
 def test_what_no_kernel_holds_is_an_error(net):

@@ -20,9 +20,9 @@ from tune_many_jobs import METRICS, evaluations, write_jobs_into
 
 import neural_mp
 from neural_mp.errors import ConfigurationError, TuningError
-from neural_mp.jobs.driver import job_digest
-from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
-from neural_mp.reporting.page.document import jobs_page
+from neural_mp.jobs.driver import compute_job_digest
+from neural_mp.reporting.jobs import JobsListener, LiveJobs, build_jobs_table
+from neural_mp.reporting.page.document import build_jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 
 #: Evaluations of a job that has one trial: that of FP32 and that of the trial.
@@ -129,7 +129,7 @@ def test_a_job_is_another_one_if_what_it_is_about_changed(folder, changed):
     if changed == "file that is no YAML":
         text = "model: ["
         file.write_text(text)
-    previous = job_digest(file)
+    previous = compute_job_digest(file)
     if changed == "model":
         folder("other")
         shutil.copy("other.onnx", "first.onnx")
@@ -141,14 +141,14 @@ def test_a_job_is_another_one_if_what_it_is_about_changed(folder, changed):
         file.write_text(text.replace("0.05", "0.04"))
     else:
         file.write_text(text + "[")
-    assert job_digest(file) != previous
+    assert compute_job_digest(file) != previous
 
 
 def test_a_job_is_the_same_wherever_its_runs_are_kept(folder):
     file = folder("first")
-    previous = job_digest(file)
+    previous = compute_job_digest(file)
     file.write_text(file.read_text().replace("objective", "workers: 2, workspace: w, objective"))
-    assert job_digest(file) == previous
+    assert compute_job_digest(file) == previous
 
 
 def test_what_is_wrong_is_said_in_one_line(folder, run):
@@ -189,7 +189,7 @@ def test_a_terminal_shows_a_line_for_every_job_that_runs():
 
 def test_names_cannot_break_out_of_the_page():
     bad = JobOutcome("<b>", '"><script>', "0", JobStatus.FAILED, "<script>alert(1)</script>")
-    page = jobs_page([bad], {"<b>": 'javascript"<'})
+    page = build_jobs_page([bad], {"<b>": 'javascript"<'})
     assert "<script" not in page
     assert "script-src 'none'" in page
-    assert jobs_table([bad]).row_count == 1
+    assert build_jobs_table([bad]).row_count == 1

@@ -98,10 +98,10 @@ def test_a_workload_survives_a_yaml_file():
 
 def test_the_command_takes_a_workload_as_in_yaml():
     converter = MixedPrecision()
-    SearchOptions(workload="{decode: 0.8, prefill: 0.2, prompt: 16}").apply(converter)
+    SearchOptions(workload="{decode: 0.8, prefill: 0.2, prompt: 16}").apply_to(converter)
     assert converter.workload == Workload(0.8, 0.2, 16)
     with pytest.raises(ConfigurationError, match="--workload must be a mapping"):
-        SearchOptions(workload="{decode: ").apply(converter)
+        SearchOptions(workload="{decode: ").apply_to(converter)
 
 
 def test_inputs_of_one_token_and_of_a_prompt_are_those_of_the_first_sample():

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.data import build_dataset
 
 
 def dataset(framework, name, **options):
-    return build_dataset({name: options}, vocabulary(framework))
+    return build_dataset({name: options}, load_vocabulary(framework))
 
 
 def pixels(seed, *shape):

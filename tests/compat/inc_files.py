@@ -103,7 +103,7 @@ def _reasons(file: Path, made_up: MadeUp) -> Iterator[str]:
 
 def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
     """All that a run makes of a file before there is a model; first, that all names are known."""
-    names = config_objects.vocabulary_of(settings)
+    names = config_objects.choose_name_vocabulary(settings)
     specs = (
         settings.calibration_dataloader,
         settings.evaluation.dataloader,
@@ -111,20 +111,20 @@ def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
     )
     for spec in filter(None, specs):
         for name in spec["dataset"]:
-            yield partial(names.datasets.find, name)
+            yield partial(names.datasets.find_factory, name)
         for name in spec.get("transform") or ():
-            yield partial(names.transforms.find, name)
+            yield partial(names.transforms.find_factory, name)
     for section in LOADERS:
         yield partial(_first_batch, settings, section)
-    yield partial(config_objects.postprocess, settings)
+    yield partial(config_objects.build_postprocess, settings)
     for metric in settings.evaluation.metrics:
         evaluation = replace(settings.evaluation, metrics=(metric,))
-        yield partial(config_objects.metrics, replace(settings, evaluation=evaluation))
-    yield partial(config_objects.strategy, settings, settings.options.strategy)
+        yield partial(config_objects.build_metrics, replace(settings, evaluation=evaluation))
+    yield partial(config_objects.build_strategy, settings, settings.options.strategy)
 
 
 def _first_batch(settings: Settings, section: Any) -> object:
-    loader = config_objects.loader(settings, section)
+    loader = config_objects.build_loader(settings, section)
     return None if loader is None else next(iter(loader))
 
 

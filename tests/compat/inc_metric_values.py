@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.compat.inc.components.metrics_detection import CATEGORIES
 from neural_mp.metrics import build_metric
 
@@ -340,7 +340,7 @@ def unsigned(draw: Draw) -> Batches:
 def compared(case: Case, theirs: Callable[[str, str], Any], rounds: int) -> float:
     """The largest difference, as a share of the value where that is above 1."""
     name, framework, options, make, _ = case
-    ours = build_metric(name, options, vocabulary(framework.split("_")[0]).metrics)
+    ours = build_metric(name, options, load_vocabulary(framework.split("_")[0]).metrics)
     reference = theirs(framework, name)(**options)
     largest = 0.0
     for seed in range(rounds):

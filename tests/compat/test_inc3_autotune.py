@@ -8,7 +8,7 @@ from torch import nn
 
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.v3.base_tuning import ConfigSet, Sampler
-from neural_mp.compat.inc.v3.flow import result_of
+from neural_mp.compat.inc.v3.flow import find_module_result
 from neural_mp.compat.inc.v3.torch_quantization import (
     MixedPrecisionConfig,
     RTNConfig,
@@ -47,7 +47,7 @@ def test_the_first_configuration_that_meets_the_target_is_taken(net, agreement):
     measured, models, _ = agreement
     options = TuningConfig([RTNConfig(bits=[2, 8]), RTNConfig(bits=4)], tolerable_loss=0.02)
     tuned = autotune(net, options, measured)
-    assert result_of(tuned).plan["0"].precision == "int8"
+    assert find_module_result(tuned).plan["0"].precision == "int8"
     assert len(models) == 3
     assert tuned is models[-1]
 
@@ -60,7 +60,7 @@ def test_a_sampler_of_the_user_decides_on_the_order(net, agreement):
     measured, models, _ = agreement
     options = TuningConfig([RTNConfig(bits=[2, 8])], sampler=Reversed, tolerable_loss=0.02)
     tuned = autotune(net, options, measured)
-    assert result_of(tuned).plan["0"].precision == "int8"
+    assert find_module_result(tuned).plan["0"].precision == "int8"
     assert len(models) == 2
 
 
@@ -75,7 +75,7 @@ def test_the_given_model_is_returned_if_no_configuration_meets_the_target(net, a
 def test_configurations_without_a_kernel_are_skipped(net, agreement, caplog):
     measured, models, _ = agreement
     options = TuningConfig([RTNConfig(dtype="mxfp4"), RTNConfig(bits=[9, 8])], tolerable_loss=0.02)
-    assert result_of(autotune(net, options, measured)).plan["0"].precision == "int8"
+    assert find_module_result(autotune(net, options, measured)).plan["0"].precision == "int8"
     assert len(models) == 2
     assert caplog.text.count("skipped") == 2
     with pytest.raises(NotHereError, match="mxfp4"):

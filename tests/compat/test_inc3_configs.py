@@ -10,7 +10,7 @@ from torch import nn
 
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.v3 import torch_quantization as quantization
-from neural_mp.compat.inc.v3.conversion import parsed_config
+from neural_mp.compat.inc.v3.conversion import parse_config_dict
 from neural_mp.compat.inc.v3.torch_configs import CONFIGS
 from neural_mp.compat.inc.v3.torch_quantization import (
     AutoRoundConfig,
@@ -74,7 +74,7 @@ def test_a_sum_joins_local_settings_or_algorithms():
     assert list(same.local_config) == ["fc1"]
     joined = RTNConfig(white_list=["fc1"]) + GPTQConfig(white_list=["fc2"])
     assert isinstance(joined, ComposableConfig)
-    assert parsed_config(joined.to_dict()) == joined
+    assert parse_config_dict(joined.to_dict()) == joined
     assert len((RTNConfig(bits=[4, 8]) + GPTQConfig(bits=[4, 8])).expand()) == 4
 
 
@@ -89,7 +89,7 @@ def test_options_are_checked_when_they_are_used(caplog):
     with pytest.raises(ConfigurationError, match="from 1, or -1, got 0"):
         HQQConfig(group_size=0).constraint()
     with pytest.raises(ConfigurationError, match="did you mean 'gptq'"):
-        parsed_config({"gptqq": {}})
+        parse_config_dict({"gptqq": {}})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from machine import DENSE, weight_limit_here
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from neural_mp.compat.inc.v3.flow import result_of
+from neural_mp.compat.inc.v3.flow import find_module_result
 from neural_mp.compat.inc.v3.torch_helpers import export
 from neural_mp.compat.inc.v3.torch_quantization import (
     AutoRoundConfig,
@@ -90,7 +90,7 @@ def test_the_result_is_what_the_configuration_says(net, batches, config, weight,
     for batch in batches:
         assert torch.equal(prepared(batch), net(batch))
     converted = convert(prepared)
-    plan = result_of(converted).plan
+    plan = find_module_result(converted).plan
     if head == "int8" and weight_limit_here("pytorch", DENSE) != 127:
         weight += " reduced_range"
     assert {str(plan[op].weight) for op in ("fc1", "fc2")} == {weight}
@@ -100,15 +100,15 @@ def test_the_result_is_what_the_configuration_says(net, batches, config, weight,
 
 def test_static_ranges_follow_the_algorithm_and_dynamic_ones_need_no_calibration(net, batches):
     static = quantize(net, StaticQuantConfig(act_algo="kl"), lambda m: [m(b) for b in batches])
-    assert result_of(static).plan["fc1"].activation.algorithm == "kl"
+    assert find_module_result(static).plan["fc1"].activation.algorithm == "kl"
     dynamic = convert(prepare(net, DynamicQuantConfig(), example_inputs=batches[0]))
-    assert result_of(dynamic).plan["fc1"].activation.algorithm == "dynamic"
+    assert find_module_result(dynamic).plan["fc1"].activation.algorithm == "dynamic"
 
 
 def test_local_settings_by_name_pattern_and_type(net, batches):
     config = RTNConfig().set_local(nn.Linear, RTNConfig(bits=8))
     config.set_local("fc[2-9]", RTNConfig(bits=2)).set_local("lm_head", RTNConfig(dtype="fp32"))
-    plan = result_of(convert(net, config)).plan
+    plan = find_module_result(convert(net, config)).plan
     precisions = {op: plan[op].precision.value for op in ("fc1", "fc2", "lm_head")}
     assert precisions == {"fc1": "int8", "fc2": "int2", "lm_head": "fp32"}
 
@@ -117,7 +117,7 @@ def test_two_algorithms_share_one_model(net, batches):
     joined = GPTQConfig(white_list=["fc1"]) + StaticQuantConfig(white_list=["fc2"])
     for config in (joined, joined.to_dict()):
         converted = quantize(net, config, lambda m: [m(b) for b in batches])
-        plan = result_of(converted).plan
+        plan = find_module_result(converted).plan
         assert str(plan["fc1"].weight).endswith("gptq")
         assert plan["fc2"].approach == "static"
         assert plan["lm_head"].precision == "fp32"
@@ -126,7 +126,7 @@ def test_two_algorithms_share_one_model(net, batches):
 def test_mixed_precision_computes_in_16_bits(net, monkeypatch):
     monkeypatch.setenv("FORCE_BF16", "1")
     converted = convert(net, MixedPrecisionConfig("bf16"))
-    assert result_of(converted).plan["fc1"].precision == "bf16"
+    assert find_module_result(converted).plan["fc1"].precision == "bf16"
 
 
 def test_missing_calibration_and_configuration_are_errors(net):
@@ -143,7 +143,7 @@ def test_calls_after_the_end_of_calibration_do_not_count(net, batches):
     prepared(batches[0])
     finalize_calibration(prepared)
     prepared(1000 * batches[0])
-    ranges = result_of(convert(prepared)).observations.ranges["x"]
+    ranges = find_module_result(convert(prepared)).observations.ranges["x"]
     assert ranges["minmax"][1] == pytest.approx(float(batches[0].max()))
 
 
@@ -175,7 +175,7 @@ def test_an_exported_graph_can_be_prepared(net, batches):
     prepared = prepare(exported, StaticQuantConfig())
     prepared(batches[0])
     converted = convert(prepared)
-    assert result_of(converted).plan.counts()["int8"] == 3
+    assert find_module_result(converted).plan.counts()["int8"] == 3
     assert converted(batches[1][:5]).shape == (5, 16)
 
 
@@ -184,7 +184,7 @@ def test_a_graph_exported_for_one_sample_is_converted_for_one(net):
     prepared = prepare(export(net, (sample,)), StaticQuantConfig())
     prepared(sample)
     converted = convert(prepared)
-    assert result_of(converted).plan.counts()["int8"] == 3
+    assert find_module_result(converted).plan.counts()["int8"] == 3
     assert 0 < _error(converted, net, sample) < 0.1
 
 
@@ -205,7 +205,7 @@ def test_a_decoder_keeps_its_class_and_is_saved_for_transformers(decoder, tmp_pa
     prepared(tokens)
     converted = convert(prepared)
     assert isinstance(converted, LlamaForCausalLM)
-    plan = result_of(converted).plan
+    plan = find_module_result(converted).plan
     assert plan["lm_head"].precision == "fp32"
     assert plan.counts()["int4"] == 14
     prompt = {"attention_mask": torch.ones(1, 8, dtype=torch.long), "do_sample": False}
@@ -222,6 +222,6 @@ def test_a_mean_number_of_bits_is_met(decoder):
     tokens = torch.randint(1, 128, (8, 16))
     prepared = prepare(decoder, AutoRoundConfig(target_bits=6, options=["W4A16", "W8A16"]))
     prepared(tokens)
-    result = result_of(convert(prepared))
+    result = find_module_result(convert(prepared))
     assert set(result.plan.counts()) <= {"int4", "int8", "fp32"}
     assert result.loaded.size * 8 <= 6.01 * sum(p.numel() for p in decoder.parameters())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from neural_mp.compat.inc.v3.flow import result_of
+from neural_mp.compat.inc.v3.flow import find_module_result
 from neural_mp.compat.inc.v3.torch_quantization import RTNConfig, load_empty_model, quantize
 from neural_mp.compat.inc.v3.transformers_names import (
     AutoModelForCausalLM,
@@ -46,7 +46,7 @@ def test_a_folder_is_quantized_on_loading_and_saved_for_the_next_time(
     folder, config, weight, tmp_path
 ):
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
-    plan = result_of(model).plan
+    plan = find_module_result(model).plan
     assert {str(c.weight) for op, c in plan.items() if "proj" in op} == {weight}
     model.save_pretrained(tmp_path / "saved")
     # As scripts do afterwards, with the tokenizer.

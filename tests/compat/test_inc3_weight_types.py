@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_mp.compat.inc.v3.flow import result_of
+from neural_mp.compat.inc.v3.flow import find_module_result
 from neural_mp.compat.inc.v3.torch_quantization import (
     AutoRoundConfig,
     GPTQConfig,
@@ -72,7 +72,7 @@ def layer(request) -> nn.Module:
 def test_integers_in_place_of_a_table_of_four_bits_are_no_less_exact(layer, dtype):
     weight = layer[0].weight.detach()
     converted = quantize(copy.deepcopy(layer), RTNConfig(dtype=dtype, group_size=32))
-    config = result_of(converted).plan["0"]
+    config = find_module_result(converted).plan["0"]
     assert str(config.weight) == "uint4 asymmetric per_group 32 minmax hqq"
     with torch.no_grad():
         ours = converted(torch.eye(256)).T
@@ -84,7 +84,7 @@ def test_integers_in_place_of_a_table_of_four_bits_are_no_less_exact(layer, dtyp
 def test_int8_in_place_of_weights_in_float8_is_no_less_exact(layer, dtype):
     weight = layer[0].weight.detach()
     converted = quantize(copy.deepcopy(layer), RTNConfig(dtype=dtype))
-    assert result_of(converted).plan["0"].precision == "int8"
+    assert find_module_result(converted).plan["0"].precision == "int8"
     kind = getattr(torch, dtype.replace("fp8", "float8"))
     largest = torch.finfo(kind).max
     scales = weight.abs().amax(dim=1, keepdim=True) / largest
@@ -108,7 +108,7 @@ def test_a_type_without_kernel_is_named_once_with_its_replacement(config, named,
     net = nn.Sequential(nn.Linear(128, 32)).eval()
     with caplog.at_level(logging.WARNING, logger="neural_compressor"):
         converted = quantize(net, config, run_fn=lambda model: model(torch.randn(8, 128)))
-    assert result_of(converted).plan["0"].precision == plan
+    assert find_module_result(converted).plan["0"].precision == plan
     assert sum(named in line for line in caplog.messages) == 1
 
 
@@ -139,7 +139,9 @@ def test_conv1d_needs_no_inputs():
     net, x = WithConv1D().eval(), torch.randn(4, 32)
     expected = net(x)
     converted = quantize(net, RTNConfig(bits=8, group_size=-1))
-    assert {str(config.precision) for config in result_of(converted).plan.values()} == {"int8"}
+    assert {str(config.precision) for config in find_module_result(converted).plan.values()} == {
+        "int8"
+    }
     assert not torch.equal(converted(x), expected)
     torch.testing.assert_close(converted(x), expected, atol=0.01, rtol=0)
 

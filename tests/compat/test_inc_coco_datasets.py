@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import build_dataloader, build_dataset
 from neural_mp.errors import DataError
@@ -65,12 +65,12 @@ def coco_arrays(coco):
 
 
 def dataset(framework, name, **options):
-    return build_dataset({name: options}, vocabulary(framework))
+    return build_dataset({name: options}, load_vocabulary(framework))
 
 
 def batches(name, batch_size, **options):
     spec = {"dataset": {name: options}, "batch_size": batch_size}
-    return list(build_dataloader(spec, vocabulary("onnxrt")))
+    return list(build_dataloader(spec, load_vocabulary("onnxrt")))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from inc_datasets import dataset, pixels
 
-from neural_mp.api.config_objects import ACCURACY, loader
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.api.config_objects import ACCURACY, build_loader
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.compat.inc.components.dummy import SAMPLES
 from neural_mp.compat.inc.components.image_datasets import DatasetWarning
 from neural_mp.config import parse_settings
@@ -20,7 +20,7 @@ FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
 
 def batches(framework, name, batch_size, **options):
     spec = {"dataset": {name: options}, "batch_size": batch_size}
-    return list(build_dataloader(spec, vocabulary(framework)))
+    return list(build_dataloader(spec, load_vocabulary(framework)))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_wrong_dummy_option_is_said(options, message):
 def test_in_our_own_files_dummy_means_what_it_did():
     own = build_dataset({"dummy": {"shape": [3, 4], "size": 2}})
     assert (len(own), own[0][0].shape) == (2, (3, 4))
-    assert DATASETS.find("dummy") is not vocabulary("onnxrt").datasets.find("dummy")
+    assert DATASETS.find("dummy") is not load_vocabulary("onnxrt").datasets.find_factory("dummy")
 
 
 def test_dummy_v2_gives_samples_of_the_shape_with_labels_and_comes_to_an_end():
@@ -257,7 +257,7 @@ evaluation:
           data_path: {root}
           image_list: {root}/val.txt
 """)
-    ((inputs, labels),) = loader(settings, ACCURACY)
+    ((inputs, labels),) = build_loader(settings, ACCURACY)
     assert inputs.shape == (2, 5, 7, 3)
     np.testing.assert_array_equal(inputs[0], written["cat/1.png"])
     assert labels.tolist() == [8, 9]

@@ -278,8 +278,8 @@ def test_instances_run_on_cores_of_their_own(onnx_net, loader):
     assert len(set(speed.cores)) == 2
     assert all(len(cores) == 1 for cores in speed.cores)
     assert speed.throughput == pytest.approx(sum(64 * 3 / sum(times) for times in speed.seconds))
-    assert speed.lines()[-3] == "Summary of 2 instances of 1 cores"
-    assert speed.lines()[-1] == f"Throughput sum [samples/second]: {speed.throughput:.3f}"
+    assert speed.log_lines()[-3] == "Summary of 2 instances of 1 cores"
+    assert speed.log_lines()[-1] == f"Throughput sum [samples/second]: {speed.throughput:.3f}"
 
 
 def test_more_cores_than_there_are_run_as_one_instance_with_a_warning(net, loader, caplog):

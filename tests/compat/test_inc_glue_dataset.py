@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.data import build_dataloader, build_dataset
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
 
@@ -60,7 +60,7 @@ def mrpc(folder, name="dev.tsv"):
 
 
 def dataset(name="GLUE", framework="onnxrt", **options):
-    return build_dataset({name: options}, vocabulary(framework))
+    return build_dataset({name: options}, load_vocabulary(framework))
 
 
 def test_two_sentences_become_ids_a_mask_and_segments(tmp_path, tokenizer):
@@ -111,7 +111,7 @@ def test_a_batch_of_dynamic_length_is_as_long_as_its_longest_sample(
         "dynamic_length": dynamic_length,
     }
     spec = {"dataset": {"GLUE": options}, "batch_size": 2}
-    batches = list(build_dataloader(spec, vocabulary("onnxrt")))
+    batches = list(build_dataloader(spec, load_vocabulary("onnxrt")))
     assert [[array.shape for array in inputs] for inputs, _ in batches] == [
         [(2, lengths[0])] * 3,
         [(1, lengths[1])] * 3,

@@ -234,8 +234,8 @@ def test_a_word_that_is_no_op_type_of_anybody_means_nothing():
 
 def test_a_plugged_in_framework_has_the_names_that_all_have():
     settings = replace(theirs("model: {name: net}")[0], options=Options(framework="theirs"))
-    names = config_objects.vocabulary_of(settings)
-    assert names == config_objects.vocabulary_of(theirs("model: {framework: NA}")[0])
+    names = config_objects.choose_name_vocabulary(settings)
+    assert names == config_objects.choose_name_vocabulary(theirs("model: {framework: NA}")[0])
 
 
 FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
@@ -344,7 +344,7 @@ def test_a_mistake_in_the_data_is_said_with_its_own_line(version, before, after,
     line += bool(version)
     where = rf"^conf\.yaml, line {line}: evaluation\.accuracy\.dataloader\.{path}: "
     with pytest.raises(kind, match=where):
-        config_objects.loader(settings, config_objects.ACCURACY)
+        config_objects.build_loader(settings, config_objects.ACCURACY)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_mistake_in_the_data_is_said_with_its_own_line(version, before, after,
 def test_a_mistake_in_a_metric_is_said_with_its_own_line(metric, where):
     settings = parse_settings(f"evaluation:\n  accuracy:\n    {metric}\n", origin="conf.yaml")
     with pytest.raises(ConfigurationError, match=r"^conf\.yaml, " + where):
-        config_objects.metrics(settings)
+        config_objects.build_metrics(settings)
 
 
 def test_metrics_without_weights_each_have_to_meet_the_target_as_there():
@@ -385,4 +385,4 @@ def test_a_mistake_in_postprocessing_is_said_with_its_own_line():
     settings = parse_settings(text, origin="conf.yaml")
     where = r"line 5: evaluation\.accuracy\.postprocess\.transform\.Cast\.dtype: "
     with pytest.raises(ConfigurationError, match=where):
-        config_objects.postprocess(settings)
+        config_objects.build_postprocess(settings)

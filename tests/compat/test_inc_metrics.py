@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import accuracy_score, jaccard_score, roc_auc_score, top_k_accuracy_score
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics import build_metric
 
@@ -13,7 +13,7 @@ FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
 
 
 def named(name, options=None, framework="pytorch"):
-    return build_metric(name, options, vocabulary(framework).metrics)
+    return build_metric(name, options, load_vocabulary(framework).metrics)
 
 
 def value(metric, *batches):

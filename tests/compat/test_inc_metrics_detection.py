@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.errors import ConfigurationError, DataError, MetricError, MissingFrameworkError
 from neural_mp.metrics import build_metric
 
@@ -16,7 +16,7 @@ FAMILY = ("mAP", "COCOmAP", "VOCmAP", "COCOmAPv2")
 
 
 def named(name, options=None, framework="tensorflow"):
-    return build_metric(name, options, vocabulary(framework).metrics)
+    return build_metric(name, options, load_vocabulary(framework).metrics)
 
 
 @pytest.fixture

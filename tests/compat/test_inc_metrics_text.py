@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.errors import MetricError
 from neural_mp.metrics import build_metric
 
 
 def named(name, options=None, framework="tensorflow"):
-    return build_metric(name, options, vocabulary(framework).metrics)
+    return build_metric(name, options, load_vocabulary(framework).metrics)
 
 
 @pytest.mark.parametrize("task", ["mrpc", "qqp", "qnli", "rte", "mnli", "wnli", "sst-2", "cola"])

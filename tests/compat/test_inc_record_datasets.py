@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import build_dataloader, build_dataset
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
@@ -17,12 +17,12 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def dataset(name, **options):
-    return build_dataset({name: options}, vocabulary("tensorflow"))
+    return build_dataset({name: options}, load_vocabulary("tensorflow"))
 
 
 def batches(name, batch_size, **options):
     spec = {"dataset": {name: options}, "batch_size": batch_size}
-    return list(build_dataloader(spec, vocabulary("tensorflow")))
+    return list(build_dataloader(spec, load_vocabulary("tensorflow")))
 
 
 def example(**features):

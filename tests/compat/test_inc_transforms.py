@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from close_arrays import assert_close
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
 from neural_mp.data import OWN, build_transforms
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
@@ -18,7 +18,7 @@ ARRAYS = ("tensorflow", "onnxrt")
 
 
 def made(framework, **spec):
-    return build_transforms(spec, vocabulary(framework))
+    return build_transforms(spec, load_vocabulary(framework))
 
 
 def applied(framework, image, label=0, **spec):
@@ -324,7 +324,10 @@ evaluation:
       transform:
         LabelShift: 1
 """)
-    images, labels = next(iter(config_objects.loader(settings, config_objects.ACCURACY)))
+    images, labels = next(iter(config_objects.build_loader(settings, config_objects.ACCURACY)))
     assert images.shape == (1, 3, 20, 20)
     assert images.dtype == np.float32
-    assert config_objects.postprocess(settings)((None, labels + 1))[1].tolist() == labels.tolist()
+    assert (
+        config_objects.build_postprocess(settings)((None, labels + 1))[1].tolist()
+        == labels.tolist()
+    )

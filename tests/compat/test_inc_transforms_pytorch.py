@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from close_arrays import assert_close
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.data import build_transforms
 from neural_mp.errors import ConfigurationError, DataError
 
@@ -15,7 +15,7 @@ FLOATS = np.moveaxis(PHOTO / 255, -1, 0).astype(np.float32)
 
 
 def applied(image, **spec):
-    return build_transforms(spec, vocabulary("pytorch"))((image, 0))[0]
+    return build_transforms(spec, load_vocabulary("pytorch"))((image, 0))[0]
 
 
 def test_the_way_of_an_imagenet_model():

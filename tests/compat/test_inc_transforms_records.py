@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage
 from neural_mp.errors import DataError
 
@@ -34,7 +34,7 @@ def record(**features):
 
 
 def applied(name, sample):
-    return vocabulary("tensorflow").transforms.build(name)(sample)
+    return load_vocabulary("tensorflow").transforms.build(name)(sample)
 
 
 def test_an_imagenet_record_is_decoded_by_the_fast_rules():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.core.criterion import Deadline
 from neural_mp.data import build_transforms
 from neural_mp.errors import ConfigurationError, DataError
@@ -67,7 +67,7 @@ def files(tmp_path):
 
 
 def made(name, **options):
-    return vocabulary("tensorflow").transforms.build(name, options)
+    return load_vocabulary("tensorflow").transforms.build(name, options)
 
 
 def scores_for(transform, answers):
@@ -136,7 +136,7 @@ def test_batches_are_held_back_until_all_are_there(files):
 def test_collected_scores_go_on_to_the_answers(files):
     count = len(made("SquadV1", **files).task.windows)
     pipeline = build_transforms(
-        {"Collect": {"length": count}, "SquadV1": files}, vocabulary("tensorflow")
+        {"Collect": {"length": count}, "SquadV1": files}, load_vocabulary("tensorflow")
     )
     starts, ends = scores_for(made("SquadV1", **files), [["rhone"], ["arles"]])
     scores = np.stack([starts, ends], axis=-1)

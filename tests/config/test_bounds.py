@@ -8,7 +8,7 @@ import pytest
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.api.input_data import random_inputs
+from neural_mp.api.input_data import make_random_inputs
 from neural_mp.api.loading import load_source
 from neural_mp.api.saved_model import check_destination
 from neural_mp.common import DataLoader
@@ -17,12 +17,16 @@ from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.data.datasets import DummyDataset
-from neural_mp.data.option_checks import existing_path, finite_number, whole_number
+from neural_mp.data.option_checks import (
+    check_existing_path,
+    check_finite_number,
+    check_whole_number,
+)
 from neural_mp.errors import ConfigurationError, DataError, NeuralMPError
 from neural_mp.jobs import tune_many
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.reporting.page import write_page
-from neural_mp.runs.history import storage_url
+from neural_mp.runs.history import get_storage_url
 
 DATASET = "dataset: {dummy: {shape: [3], size: 4}}"
 
@@ -134,8 +138,8 @@ def test_options_in_python_are_named(option, value, net):
         lambda: PrecisionPlan().save("a\0b"),
         lambda: write_page("a\0b", ""),
         lambda: read_kernel_log("a\0b"),
-        lambda: storage_url("a\0b"),
-        lambda: existing_path("root", "a\0b"),
+        lambda: get_storage_url("a\0b"),
+        lambda: check_existing_path("root", "a\0b"),
     ],
 )
 def test_a_path_with_nul_is_no_path_anywhere(call):
@@ -157,9 +161,9 @@ def test_a_path_with_nul_is_no_path_anywhere(call):
         lambda: DummyDataset(shape=[10**30], size=1),
         lambda: DummyDataset(shape=[3], size=10**30),
         lambda: DummyDataset(shape=[3], size=3, high=10**400),
-        lambda: whole_number("seed", 10**5000),
-        lambda: finite_number("scale", 10**5000),
-        lambda: random_inputs(["100000,100000,100000"]),
+        lambda: check_whole_number("seed", 10**5000),
+        lambda: check_finite_number("scale", 10**5000),
+        lambda: make_random_inputs(["100000,100000,100000"]),
     ],
 )
 def test_numbers_that_nothing_can_hold_are_refused(call):

@@ -4,7 +4,7 @@ import pytest
 
 from neural_mp.config import parse_settings
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.plug_ins import entry_points
+from neural_mp.util.plug_ins import read_entry_points
 
 ENTRY = "[neural_mp.adaptors]\nMine = mine:MineAdaptor\n"
 
@@ -36,9 +36,9 @@ def test_without_it_the_name_is_refused():
 
 @pytest.mark.usefixtures("_plugged_in")
 def test_a_package_installed_later_is_found(tmp_path):
-    assert "Other" not in {entry.name for entry in entry_points("neural_mp.adaptors")}
+    assert "Other" not in {entry.name for entry in read_entry_points("neural_mp.adaptors")}
     package = tmp_path / "other-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(ENTRY.replace("Mine =", "Other ="))
-    assert {"Mine", "Other"} <= {entry.name for entry in entry_points("neural_mp.adaptors")}
+    assert {"Mine", "Other"} <= {entry.name for entry in read_entry_points("neural_mp.adaptors")}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from neural_mp.metrics import METRICS, as_metric, build_metric
+from neural_mp.metrics import METRICS, build_metric, convert_to_metric
 from neural_mp.util.fingerprint import code_fingerprint
 
 FACTOR = 0.5
@@ -99,24 +99,30 @@ def digest(value):
         (top(1), top(5)),
         (build_metric("topk", 1), build_metric("topk", 5)),
         ([build_metric("topk", 1)], [build_metric("topk", 5)]),
-        (as_metric(("topk", {"k": 1, "output": 0})), as_metric(("topk", {"k": 1, "output": 1}))),
+        (
+            convert_to_metric(("topk", {"k": 1, "output": 0})),
+            convert_to_metric(("topk", {"k": 1, "output": 1})),
+        ),
         (build_metric("F1"), build_metric("F1", {"average": "macro"})),
         (Counting(1), Counting(5)),
         (Counting(1).update, Counting(5).update),
-        (as_metric(Torchmetric(1)), as_metric(Torchmetric(5))),
+        (convert_to_metric(Torchmetric(1)), convert_to_metric(Torchmetric(5))),
         (
-            as_metric(keras.metrics.TopKCategoricalAccuracy(k=1)),
-            as_metric(keras.metrics.TopKCategoricalAccuracy(k=5)),
+            convert_to_metric(keras.metrics.TopKCategoricalAccuracy(k=1)),
+            convert_to_metric(keras.metrics.TopKCategoricalAccuracy(k=5)),
         ),
         (functools.partial(scaled, factor=1), functools.partial(scaled, factor=2)),
-        (as_metric(sklearn_metrics.f1_score), as_metric(sklearn_metrics.recall_score)),
         (
-            as_metric((sklearn_metrics.fbeta_score, {"beta": 1})),
-            as_metric((sklearn_metrics.fbeta_score, {"beta": 2})),
+            convert_to_metric(sklearn_metrics.f1_score),
+            convert_to_metric(sklearn_metrics.recall_score),
         ),
         (
-            as_metric(sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=1)),
-            as_metric(sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=2)),
+            convert_to_metric((sklearn_metrics.fbeta_score, {"beta": 1})),
+            convert_to_metric((sklearn_metrics.fbeta_score, {"beta": 2})),
+        ),
+        (
+            convert_to_metric(sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=1)),
+            convert_to_metric(sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=2)),
         ),
         (np.mean, np.max),
         (made("def metric(a, b=1): return a"), made("def metric(a, b=2): return a")),
@@ -221,9 +227,9 @@ def test_every_metric_of_ours_is_told(name):
     "metric",
     [
         Counting(3),
-        as_metric(Torchmetric(3)),
-        as_metric(keras.metrics.SparseCategoricalAccuracy()),
-        as_metric(lambda preds, labels: float(np.mean(calls.append(1) is None))),
+        convert_to_metric(Torchmetric(3)),
+        convert_to_metric(keras.metrics.SparseCategoricalAccuracy()),
+        convert_to_metric(lambda preds, labels: float(np.mean(calls.append(1) is None))),
     ],
 )
 def test_what_a_metric_of_the_users_has_taken_in_does_not_count(metric):
@@ -238,7 +244,7 @@ def test_what_a_metric_of_the_users_has_taken_in_does_not_count(metric):
 
 def test_keras_numbers_its_metrics_which_does_not_count():
     first, second = (keras.metrics.MeanSquaredError(name=name) for name in ("mse", "mse_1"))
-    assert digest(as_metric(first)) == digest(as_metric(second))
+    assert digest(convert_to_metric(first)) == digest(convert_to_metric(second))
 
 
 def test_what_is_there_for_a_function_to_change_does_not_count():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.util.fingerprint import DigestingIterator, digest_of
+from neural_mp.util.fingerprint import DigestingIterator, compute_data_digest
 
 IMAGES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -20,24 +20,24 @@ IMAGES = np.arange(12, dtype=np.float32).reshape(3, 4)
     ],
 )
 def test_other_data_have_another_digest(other):
-    assert digest_of(other) != digest_of(IMAGES)
+    assert compute_data_digest(other) != compute_data_digest(IMAGES)
 
 
 def test_a_tensor_has_the_digest_of_its_numbers():
-    assert digest_of(torch.from_numpy(IMAGES)) == digest_of(IMAGES) is not None
+    assert compute_data_digest(torch.from_numpy(IMAGES)) == compute_data_digest(IMAGES) is not None
 
 
 def test_of_what_cannot_be_read_there_is_no_digest(tmp_path):
     with (tmp_path / "open").open("w") as file:
-        assert digest_of([IMAGES, file]) is None
+        assert compute_data_digest([IMAGES, file]) is None
 
 
 def watched(batches, most=None):
     digesting = DigestingIterator()
-    for number, _ in enumerate(digesting.wrap(batches), start=1):
+    for number, _ in enumerate(digesting.wrap_batches(batches), start=1):
         if number == most:
             break
-    return digesting.digest
+    return digesting.data_digest
 
 
 def test_a_witness_tells_the_last_batch_apart():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.util.text import counted, with_article
+from neural_mp.util.text import format_count, with_article
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from neural_mp.util.text import counted, with_article
     ],
 )
 def test_one_is_not_many(count, noun, plural, said):
-    assert counted(count, noun, plural) == said
+    assert format_count(count, noun, plural) == said
 
 
 @pytest.mark.parametrize(

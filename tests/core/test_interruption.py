@@ -8,7 +8,7 @@ import time
 import pytest
 import sympy
 
-from neural_mp.util.system.interruption import TimeLimitError, interrupted_after
+from neural_mp.util.system.interruption import TimeLimitError, interrupt_after_seconds
 
 
 def grow_expressions(end: float) -> None:
@@ -24,7 +24,7 @@ def grow_expressions(end: float) -> None:
 
 def test_code_of_the_package_is_interrupted():
     begun = time.monotonic()
-    with pytest.raises(TimeLimitError) as caught, interrupted_after(0.1, within="sympy"):
+    with pytest.raises(TimeLimitError) as caught, interrupt_after_seconds(0.1, within="sympy"):
         grow_expressions(begun + 60)
     assert time.monotonic() - begun < 30
     assert caught.value.seconds == 0.1
@@ -34,14 +34,14 @@ def test_other_code_and_other_threads_are_not_interrupted():
     end = time.monotonic() + 0.5
     thread = threading.Thread(target=grow_expressions, args=(end,))
     thread.start()
-    with interrupted_after(0.05, within="sympy"):
+    with interrupt_after_seconds(0.05, within="sympy"):
         while time.monotonic() < end:
             sum(range(1000))
     thread.join()
 
 
 def test_nothing_is_raised_after_the_end():
-    with interrupted_after(0.05, within="sympy"):
+    with interrupt_after_seconds(0.05, within="sympy"):
         sympy.expand((sympy.Symbol("x") + 1) ** 3)
     grow_expressions(time.monotonic() + 0.3)
 
@@ -61,7 +61,7 @@ def test_imports_are_not_interrupted_but_code_that_runs_within_one_is(tmp_path, 
     (package / "__init__.py").write_text("from pure_functions.part import spin\nspin(0.5)\n")
     (package / "part.py").write_text(textwrap.dedent(spin))
     monkeypatch.syspath_prepend(tmp_path)
-    with interrupted_after(0.05, within="pure_functions"):
+    with interrupt_after_seconds(0.05, within="pure_functions"):
         module = importlib.import_module("pure_functions")
     assert callable(module.spin)
     (tmp_path / "runs_on_import.py").write_text(

@@ -10,7 +10,7 @@ import pytest
 
 from neural_mp.core.precision import Precision
 from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
-from neural_mp.util.validators import InvalidValueError, located, one_of
+from neural_mp.util.validators import InvalidValueError, format_located_error, one_of
 
 
 @dataclass(frozen=True)
@@ -101,4 +101,4 @@ def test_numbers_of_numpy_are_written_as_those_of_python():
 def test_a_mistake_is_named_with_its_keys(change, message):
     with pytest.raises(InvalidValueError) as caught:
         Net.from_dict(WRITTEN | change)
-    assert located(caught.value).startswith(message)
+    assert format_located_error(caught.value).startswith(message)

@@ -21,10 +21,12 @@ def trouble(*layers, batch=FINE, outputs=None, loss=None):
 
 def test_the_extent_of_nested_arrays():
     arrays = {"a": np.array([1.0, -3.0]), "b": [np.array([2], np.int64), np.zeros((0,))]}
-    assert ValueStats.of(arrays) == ValueStats(3.0)
-    assert ValueStats.of([]) == ValueStats()
-    assert ValueStats.of(np.array([np.inf, 5.0])) == ValueStats(5.0, inf=True)
-    assert ValueStats.of(np.array([np.nan, -np.inf])) == ValueStats(0.0, nan=True, inf=True)
+    assert ValueStats.from_values(arrays) == ValueStats(3.0)
+    assert ValueStats.from_values([]) == ValueStats()
+    assert ValueStats.from_values(np.array([np.inf, 5.0])) == ValueStats(5.0, inf=True)
+    assert ValueStats.from_values(np.array([np.nan, -np.inf])) == ValueStats(
+        0.0, nan=True, inf=True
+    )
 
 
 def test_all_is_well():

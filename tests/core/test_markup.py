@@ -14,7 +14,12 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import DataError, NeuralMPError, visible
 from neural_mp.runs.report import Report
-from neural_mp.util.html import element, markup, notebook_table, raw
+from neural_mp.util.html import (
+    create_element,
+    create_notebook_table,
+    create_raw_element,
+    render_html,
+)
 
 
 class _Texts(HTMLParser):
@@ -50,7 +55,9 @@ def test_no_error_of_this_package_carries_control_characters():
     "text", ["</p><script>alert(1)</script>", "a & b &amp; c", "\"'`", "-->", "]]>", "名前"]
 )
 def test_a_text_is_read_as_it_was_written(text):
-    parsed = _Texts(markup(element("p", text, element("b", text), text, title=text)))
+    parsed = _Texts(
+        render_html(create_element("p", text, create_element("b", text), text, title=text))
+    )
     assert parsed.tags == ["p", "b"]
     assert parsed.text == text * 3
     assert parsed.values == [text]
@@ -63,17 +70,19 @@ def test_characters_that_hide_or_reorder_are_written_as_their_code():
 
 
 def test_attributes_are_named_as_in_python():
-    html = markup(element("i", class_="a", stroke_width=1.5, hidden=True, id=None, open=False))
+    html = render_html(
+        create_element("i", class_="a", stroke_width=1.5, hidden=True, id=None, open=False)
+    )
     assert html == '<i class="a" stroke-width="1.5" hidden=""></i>'
 
 
 def test_a_script_cannot_end_before_its_end():
     with pytest.raises(ValueError, match="must not contain"):
-        raw("script", "'</script>'")
+        create_raw_element("script", "'</script>'")
 
 
 def test_a_long_table_is_cut_and_says_so():
-    html = notebook_table(("op",), [(f"op{i}",) for i in range(100)], "ops")
+    html = create_notebook_table(("op",), [(f"op{i}",) for i in range(100)], "ops")
     assert html.count("<tr>") == 61
     assert "and 40 more" in html
 

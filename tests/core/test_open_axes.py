@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.util.open_axes import differing, given_shapes
+from neural_mp.util.open_axes import find_differing_axes, parse_given_shapes
 
 
 class _Specification:
@@ -24,14 +24,14 @@ class _Specification:
     ],
 )
 def test_shapes_are_read_from_tuples_and_specifications(given, shapes):
-    assert given_shapes(given) == shapes
+    assert parse_given_shapes(given) == shapes
 
 
 @pytest.mark.parametrize(
     "given", [None, "x, y", ["x", "y"], np.zeros((2, 3)), {"x": np.zeros(3)}, [(None, 2), "y"], ()]
 )
 def test_names_and_arrays_are_no_shapes(given):
-    assert given_shapes(given) is None
+    assert parse_given_shapes(given) is None
 
 
 def _zeros(*shape):
@@ -40,7 +40,7 @@ def _zeros(*shape):
 
 def test_axes_in_which_batches_differ_are_free():
     batches = [_zeros(8, 32, 4), _zeros(8, 32, 4), _zeros(8, 20, 4), _zeros(3, 44, 4)]
-    shapes, unlike = differing(batches)
+    shapes, unlike = find_differing_axes(batches)
     assert shapes == [(None, None, 4)]
     assert unlike is batches[2]
 
@@ -50,7 +50,7 @@ def test_axes_are_compared_by_name_without_labels():
         {"ids": _zeros(2, size), "kind": _zeros(2, 3), "labels": _zeros(2, size + 1)}
         for size in (5, 6)
     ]
-    shapes, unlike = differing(batches)
+    shapes, unlike = find_differing_axes(batches)
     assert shapes == {"ids": (None, None), "kind": (None, 3)}
     assert unlike is batches[1]
 
@@ -67,4 +67,4 @@ def test_axes_are_compared_by_name_without_labels():
     ],
 )
 def test_batches_alike_or_of_other_structure_free_nothing(batches):
-    assert differing(batches) is None
+    assert find_differing_axes(batches) is None

@@ -11,7 +11,7 @@ from neural_mp.core.plan import load_plan_file
 from neural_mp.data import build_dataset
 from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.io.files import read_bounded, require_regular_file
-from neural_mp.jobs.driver import job_digest
+from neural_mp.jobs.driver import compute_job_digest
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.runs.record_schema import read_record_file
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="paths of Linux"
 
 READERS = {
     "a tuning file": load_settings,
-    "a tuning file of many": job_digest,
+    "a tuning file of many": compute_job_digest,
     "a plan": load_plan_file,
     "a record": read_record_file,
     "a log of kernels": read_kernel_log,

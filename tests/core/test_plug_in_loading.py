@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from neural_mp.adaptors.registry import adaptor_for, framework_names
+from neural_mp.adaptors.registry import adaptor_for, list_framework_names
 from neural_mp.errors import NeuralMPError
-from neural_mp.strategies import strategy_named
-from neural_mp.tuning.executors import executor_named
+from neural_mp.strategies import create_strategy_named
+from neural_mp.tuning.executors import get_executor_named
 
 GROUPS = ("adaptors", "strategies", "executors")
 ENTRIES = "".join(
@@ -38,7 +38,7 @@ def _plugged_in(tmp_path, monkeypatch):
 def by_name(group: str, name: str) -> object:
     if group == "adaptors":
         return adaptor_for(object(), name)
-    return strategy_named(name) if group == "strategies" else executor_named(name)
+    return create_strategy_named(name) if group == "strategies" else get_executor_named(name)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -64,6 +64,6 @@ def test_any_other_name_gets_the_nearest(group):
 
 
 def test_a_built_in_name_is_found_without_reading_plug_ins(caplog):
-    assert strategy_named("basic").name == "basic"
-    assert executor_named("local").name == "local"
-    assert "whole" in framework_names()
+    assert create_strategy_named("basic").name == "basic"
+    assert get_executor_named("local").name == "local"
+    assert "whole" in list_framework_names()

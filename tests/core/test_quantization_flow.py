@@ -5,9 +5,9 @@ from dataclasses import replace
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import (
-    observable_tensors,
+    find_observable_tensors,
+    find_quantized_tensors,
     propagate_quantization,
-    quantized_tensors,
 )
 
 INT8, BF16, FP16, FP32 = Precision.INT8, Precision.BF16, Precision.FP16, Precision.FP32
@@ -110,27 +110,29 @@ def test_a_sum_that_rounds_its_terms_has_a_scale_for_the_term_of_its_own_kernel(
     in_float = propagate_quantization(graph, {**everything, "c": FP32})
     assert "b" not in in_float.scale_owner
     int8_ops = frozenset(everything)
-    observed = observable_tensors(graph, int8_ops)
-    assert observed - observable_tensors(RESIDUAL, int8_ops) == {"b"}
+    observed = find_observable_tensors(graph, int8_ops)
+    assert observed - find_observable_tensors(RESIDUAL, int8_ops) == {"b"}
     # Its noise is part of that of the sum: no plan can take it away alone.
-    assert quantized_tensors(graph, int8_ops) == quantized_tensors(RESIDUAL, int8_ops)
+    assert find_quantized_tensors(graph, int8_ops) == find_quantized_tensors(RESIDUAL, int8_ops)
 
 
 def test_the_readers_and_the_writer_of_a_tensor_belong_together():
-    tensors = {t.name: t for t in quantized_tensors(RESIDUAL, frozenset({"stem", "a", "b", "c"}))}
+    tensors = {
+        t.name: t for t in find_quantized_tensors(RESIDUAL, frozenset({"stem", "a", "b", "c"}))
+    }
     assert tensors["stem"].ops == {"stem", "a", "b"}
     assert tensors["x"].producers == ()
     assert tensors["relu"].ops == {"b", "c"}
 
 
 def test_all_tensors_some_plan_may_quantize_are_observed():
-    assert observable_tensors(CHAIN, frozenset({"conv1", "conv2", "fc"})) == {
+    assert find_observable_tensors(CHAIN, frozenset({"conv1", "conv2", "fc"})) == {
         "x",
         "relu1",
         "pool",
         "mean",
     }
-    assert observable_tensors(CHAIN, frozenset({"conv2"})) == {"relu1", "pool"}
+    assert find_observable_tensors(CHAIN, frozenset({"conv2"})) == {"relu1", "pool"}
 
 
 def writing_int8_only(graph: OpGraph) -> OpGraph:
@@ -148,8 +150,8 @@ def test_kernels_that_write_int8_only_quantize_what_nobody_reads_so():
 
 def test_their_results_are_observed_and_belong_to_their_writers():
     graph = writing_int8_only(CHAIN)
-    assert observable_tensors(graph, frozenset({"conv2"})) == {"relu1", "pool", "relu2"}
-    tensors = {t.name: t for t in quantized_tensors(graph, frozenset({"conv2"}))}
+    assert find_observable_tensors(graph, frozenset({"conv2"})) == {"relu1", "pool", "relu2"}
+    tensors = {t.name: t for t in find_quantized_tensors(graph, frozenset({"conv2"}))}
     assert tensors["relu2"].producers == ("conv2",)
     assert tensors["relu2"].consumers == ()
     assert set(tensors) == {"pool", "relu2"}
@@ -196,10 +198,10 @@ def test_an_addition_of_floats_runs_in_float_and_is_quantized_behind():
 
 
 def test_an_addition_shares_the_tensors_it_reads_and_writes():
-    tensors = {t.name: t for t in quantized_tensors(JOINED, frozenset(all_joined()))}
+    tensors = {t.name: t for t in find_quantized_tensors(JOINED, frozenset(all_joined()))}
     assert tensors["a"].ops == {"a", "add"}
     assert tensors["relu"].ops == {"add", "b", "sum"}
-    assert observable_tensors(JOINED, frozenset(all_joined())) == {
+    assert find_observable_tensors(JOINED, frozenset(all_joined())) == {
         "x",
         "stem",
         "a",

@@ -9,12 +9,12 @@ from neural_mp.util.validators import (
     boolean,
     file_path,
     finite,
+    format_located_error,
     integer_between,
     list_of,
-    located,
     mapping_of,
     one_of,
-    preview,
+    preview_value,
     record,
     validate_option,
 )
@@ -48,7 +48,7 @@ def test_numbers_of_numpy_are_taken_as_those_of_python():
 def test_an_error_names_all_keys_on_the_way():
     with pytest.raises(InvalidValueError) as caught:
         record({"a": mapping_of(list_of(finite))}, {"b": boolean})({"a": {"k": [1.0, None]}})
-    assert located(caught.value) == "a.k.1: expected a finite number, found None"
+    assert format_located_error(caught.value) == "a.k.1: expected a finite number, found None"
 
 
 LARGE = {
@@ -64,8 +64,8 @@ LARGE = {
 
 @pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
 def test_a_value_is_shown_in_a_line(value):
-    assert len(preview(value)) <= 80
+    assert len(preview_value(value)) <= 80
 
 
 def test_a_small_value_is_shown_whole():
-    assert preview({"a": [1, "b"]}) == "{'a': [1, 'b']}"
+    assert preview_value({"a": [1, "b"]}) == "{'a': [1, 'b']}"

@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from neural_mp.data import build_dataloader, build_dataset
-from neural_mp.data.text import context_length
+from neural_mp.data.text import read_context_length
 from neural_mp.errors import ConfigurationError, DataError
 
 WORDS = [f"w{number}" for number in range(20)]
@@ -179,6 +179,6 @@ def test_ids_are_whole_numbers_in_one_axis(folder):
 
 
 def test_the_context_of_a_model_is_read_from_its_configuration(folder):
-    assert context_length(folder) is None
+    assert read_context_length(folder) is None
     (folder / "config.json").write_text(json.dumps({"n_positions": 64}))
-    assert context_length(folder) == 64
+    assert read_context_length(folder) == 64

@@ -9,7 +9,7 @@ import pytest
 from neural_mp.config import trust_of
 from neural_mp.data.user_imports import load_user_object, named_in_file
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.system.processes import python_command, worker_environment
+from neural_mp.util.system.processes import make_python_command, make_worker_environment
 
 OWN = """
 from functools import partial
@@ -112,7 +112,7 @@ def _hostile(folder):
 @pytest.mark.slow
 def test_processes_of_ours_find_no_module_in_the_working_directory(tmp_path):
     _hostile(tmp_path)
-    command = python_command("neural_mp.adaptors.onnxrt.int8_accumulation_probe")
+    command = make_python_command("neural_mp.adaptors.onnxrt.int8_accumulation_probe")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
@@ -142,10 +142,10 @@ def test_workers_find_no_module_in_the_working_directory(tmp_path):
 def test_where_workers_would_run_such_a_module_none_is_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("neural_mp.util.system.processes._SAFE_PATH_WORKS", False)
-    worker_environment({})
+    make_worker_environment({})
     (tmp_path / "random.py").touch()
     with pytest.raises(ConfigurationError, match=r"directory of workers.*got 'random.py'; rename"):
-        worker_environment({})
+        make_worker_environment({})
 
 
 def test_a_module_of_the_users_comes_before_one_that_is_only_installed(own):

@@ -10,7 +10,7 @@ from typing import Any
 
 from golden_nets import NETS
 
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import CPU_PRECISIONS
 from neural_mp.space import Capability, TuningSpace
@@ -21,7 +21,7 @@ TARGETS = ("avx2", "vnni", "amx")
 
 def decisions(framework: str, net: str) -> dict[str, Any]:
     """Return the ops of a net, what each can run in, and the fastest plan, for each target."""
-    adaptor = adaptor_named(framework)
+    adaptor = get_adaptor_named(framework)
     source, example = NETS[framework, net]()
     model = adaptor.load(source, example=example)
     spaces = {
@@ -69,7 +69,7 @@ def _words(capability: Capability) -> str:
     """Return the configurations, and the refused precisions by reason, in one line."""
     refusals: dict[str, list[str]] = {}
     for precision in CPU_PRECISIONS:
-        reason = capability.refusal(precision)
+        reason = capability.refusal_reason(precision)
         if reason is not None:
             refusals.setdefault(reason, []).append(str(precision))
     parts = [", ".join(map(str, capability.configs))]

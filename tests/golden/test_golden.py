@@ -33,7 +33,7 @@ def _small_cpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "_detect_machine", lambda: cpu)
         # OpenVINO's kernels for weights as stored are probed, and AVX2 has none.
-        patch.setattr(integer_weights, "_working_cases", frozenset)
+        patch.setattr(integer_weights, "_probe_working_cases", frozenset)
         yield
 
 

@@ -11,16 +11,16 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from neural_mp.api.user_metrics import (
+    format_metric_label,
     gather_metrics,
-    metric_label,
-    metric_words,
     parse_metrics,
+    qualify_metric_name,
     resolve_direction,
 )
 from neural_mp.config import load_settings
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, MetricError
-from neural_mp.metrics import METRICS, as_metric
+from neural_mp.metrics import METRICS, convert_to_metric
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def digits():
 
 def measured(spec, preds, labels, batch=100):
     """The value over batches, after a pass that was thrown away."""
-    metric = as_metric(spec)
+    metric = convert_to_metric(spec)
     metric.update(preds[:7], labels[:7])
     metric.reset()
     for start in range(0, len(labels), batch):
@@ -69,7 +69,7 @@ def test_a_metric_goes_by_its_name_whatever_its_case(given, digits):
     logits, labels = digits
     expected = sklearn.metrics.accuracy_score(labels, logits.argmax(1))
     assert measured(given, *digits) == pytest.approx(expected)
-    assert metric_label(parse_metrics(given), None) == "Accuracy"
+    assert format_metric_label(parse_metrics(given), None) == "Accuracy"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_function_sees_all_predictions_and_labels_at_once(digits):
     logits, labels = digits
     assert measured(share, *digits) == (logits.argmax(1) == labels).mean()
     assert calls == [len(labels)]
-    assert metric_label(parse_metrics(share), None) == "share"
+    assert format_metric_label(parse_metrics(share), None) == "share"
 
 
 def truth_first(y_true, y_pred):
@@ -135,7 +135,7 @@ def predictions_second(a, predictions):
     "function", [truth_first, truth_called_labels, truth_called_targets, predictions_second]
 )
 def test_the_names_of_parameters_say_that_labels_come_first(function):
-    metric = as_metric(function)
+    metric = convert_to_metric(function)
     metric.update(np.array([[1.0, 2.0]]), np.array([7]))
     truth, predicted = metric.result()
     assert truth.tolist() == [7]
@@ -154,7 +154,7 @@ def test_the_names_of_parameters_say_that_labels_come_first(function):
     ],
 )
 def test_else_predictions_come_first(function):
-    metric = as_metric(function)
+    metric = convert_to_metric(function)
     metric.update(torch.tensor([[1.0, 2.0]]), torch.tensor([7]))
     predicted, truth = metric.result()
     assert truth.tolist() == [7]
@@ -268,7 +268,9 @@ def test_a_list_is_a_mean_and_a_dict_is_met_one_by_one():
 
 
 def test_a_history_knows_one_metric_from_another():
-    texts = {metric_words(parse_metrics(name), None) for name in ("f1_macro", "f1_micro", "F1")}
+    texts = {
+        qualify_metric_name(parse_metrics(name), None) for name in ("f1_macro", "f1_micro", "F1")
+    }
     assert len(texts) == 3
 
 
@@ -298,4 +300,4 @@ def test_a_file_names_what_python_does(tmp_path, name):
     path = tmp_path / "conf.yaml"
     path.write_text(f"evaluation:\n  accuracy:\n    metric: {name}\n")
     metrics = gather_metrics(None, load_settings(path), None, eval_func=lambda model: 1.0)
-    assert metric_words(metrics, None) == metric_words(parse_metrics(name), None)
+    assert qualify_metric_name(metrics, None) == qualify_metric_name(parse_metrics(name), None)

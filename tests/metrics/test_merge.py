@@ -9,8 +9,8 @@ import pytest
 from sklearn.metrics import make_scorer, mean_pinball_loss, recall_score
 
 from neural_mp.common import can_merge
-from neural_mp.compat.inc.components import vocabulary
-from neural_mp.metrics import METRICS, Accuracy, as_metric, build_metric
+from neural_mp.compat.inc.components import load_vocabulary
+from neural_mp.metrics import METRICS, Accuracy, build_metric, convert_to_metric
 
 GENERATOR = np.random.default_rng(0)
 COUNT = 40
@@ -139,7 +139,7 @@ def test_no_metric_of_ours_was_left_out():
 @pytest.mark.parametrize("name", THEIRS)
 def test_parts_merged_give_what_the_whole_gives_in_files_of_inc(name):
     options, data = THEIRS[name]
-    check(build_metric(name, options, vocabulary(None).metrics), data, name)
+    check(build_metric(name, options, load_vocabulary(None).metrics), data, name)
 
 
 def largest_error(predictions, labels):
@@ -159,7 +159,7 @@ def largest_error(predictions, labels):
 def test_functions_and_scorers_merge_in_the_order_of_the_data(given, data):
     if given == ("accuracy", {"output": 0}):
         data = {"logits": SCORES}, CLASSES
-    check(as_metric(given), data, "")
+    check(convert_to_metric(given), data, "")
 
 
 class Foreign:
@@ -194,8 +194,8 @@ class Doubting(CountingAndMerging):
 
 
 def test_who_cannot_merge_says_so():
-    assert not can_merge(as_metric(Foreign()))
-    assert not can_merge(as_metric((Foreign(), {"output": 0})))
+    assert not can_merge(convert_to_metric(Foreign()))
+    assert not can_merge(convert_to_metric((Foreign(), {"output": 0})))
     assert not can_merge(Counting())
     assert can_merge(CountingAndMerging())
     assert can_merge(Doubting())

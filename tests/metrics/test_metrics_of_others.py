@@ -14,8 +14,8 @@ from sklearn.datasets import load_diabetes, load_digits
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from neural_mp.errors import MetricError
-from neural_mp.metrics import as_metric, build_metric
-from neural_mp.metrics.coercion import metric_name
+from neural_mp.metrics import build_metric, convert_to_metric
+from neural_mp.metrics.coercion import get_metric_name
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_function_of_one_parameter_gets_both_as_transformers_gives_them(digits
         assert eval_pred.label_ids is labels
         return {"accuracy": float((logits.argmax(-1) == labels).mean())}
 
-    assert measured(as_metric(compute_metrics), scores, truth) == {
+    assert measured(convert_to_metric(compute_metrics), scores, truth) == {
         "accuracy": (scores.argmax(1) == truth).mean()
     }
 
@@ -81,7 +81,7 @@ def test_several_outputs_reach_a_function_in_the_form_they_have():
         pair,
         Both,
     ):
-        metric = as_metric(keep)
+        metric = convert_to_metric(keep)
         for _ in range(2):
             metric.update(make(*halves), np.zeros(3))
         result = metric.result()
@@ -98,18 +98,18 @@ def test_options_of_a_function_are_its_arguments(digits_scored):
         best = np.argsort(predictions, axis=1)[:, -k:]
         return (best == labels[:, None]).any(1).mean()
 
-    value = measured(as_metric((hits, {"k": 3})), scores, truth)
+    value = measured(convert_to_metric((hits, {"k": 3})), scores, truth)
     assert value == measured(build_metric("topk", {"k": 3}), scores, truth)
 
 
 def test_a_function_of_torch_gets_tensors(digits_scored):
     scores, truth, _ = digits_scored
-    value = measured(as_metric(torch.nn.functional.cross_entropy), scores, truth)
+    value = measured(convert_to_metric(torch.nn.functional.cross_entropy), scores, truth)
     assert float(value) == pytest.approx(measured(build_metric("loss"), scores, truth), rel=1e-5)
 
 
 def test_batches_that_cannot_be_put_together_are_named():
-    metric = as_metric(lambda predictions, labels: 1.0)
+    metric = convert_to_metric(lambda predictions, labels: 1.0)
     metric.update(np.zeros((2, 3)), np.zeros(2))
     metric.update(np.zeros((2, 4)), np.zeros(2))
     with pytest.raises(MetricError, match=r"predictions of 2 batches .* \[2, 3\], \[2, 4\]"):
@@ -123,22 +123,24 @@ def test_functions_of_scikit_learn_get_truth_first_and_what_they_take(digits_sco
     scores, truth, _ = digits_scored
     classes = scores.argmax(1)
     options = {"average": "macro"}
-    value = measured(as_metric((sklearn_metrics.recall_score, options)), scores, truth)
+    value = measured(convert_to_metric((sklearn_metrics.recall_score, options)), scores, truth)
     assert value == sklearn_metrics.recall_score(truth, classes, average="macro")
     assert value != sklearn_metrics.recall_score(classes, truth, average="macro")
     preds, labels = numbers
-    value = measured(as_metric(sklearn_metrics.mean_absolute_percentage_error), preds, labels)
+    value = measured(
+        convert_to_metric(sklearn_metrics.mean_absolute_percentage_error), preds, labels
+    )
     expected = sklearn_metrics.mean_absolute_percentage_error(labels[:, 0], preds[:, 0])
     assert value == pytest.approx(expected)
     chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     for outputs in (scores, chances):  # logits and probabilities
-        value = measured(as_metric(sklearn_metrics.log_loss), outputs, truth)
+        value = measured(convert_to_metric(sklearn_metrics.log_loss), outputs, truth)
         assert value == pytest.approx(sklearn_metrics.log_loss(truth, chances), rel=1e-5)
 
 
 def test_the_direction_of_scikit_learns_functions_is_known():
     def higher(function):
-        return as_metric(function).higher_is_better
+        return convert_to_metric(function).higher_is_better
 
     assert higher(sklearn_metrics.f1_score) is True
     assert higher(sklearn_metrics.roc_auc_score) is True
@@ -175,9 +177,9 @@ class Classifier(LogisticRegression):
 def test_a_scorer_by_name_gives_what_scikit_learn_gives(digits_scored, name):
     scores, truth, _ = digits_scored
     expected = sklearn_metrics.get_scorer(name.lower())(Classifier(), scores.astype(float), truth)
-    metric = as_metric(name)
+    metric = convert_to_metric(name)
     assert metric.higher_is_better is True
-    assert metric_name(metric) == name.lower()
+    assert get_metric_name(metric) == name.lower()
     assert measured(metric, scores, truth) == pytest.approx(expected, rel=1e-5)
 
 
@@ -191,20 +193,20 @@ def test_a_scorer_of_two_classes_gets_the_scores_of_the_second(digits_scored):
         function = {"multi": sklearn_metrics.roc_auc_score}.get(
             name, sklearn_metrics.average_precision_score
         )
-        value = measured(as_metric(spec), scores, truth)
+        value = measured(convert_to_metric(spec), scores, truth)
         assert value == pytest.approx(function(truth, margin), abs=1e-9)
 
 
 def test_a_scorer_of_the_users_own_keeps_its_sign_and_options(digits_scored, numbers):
     scores, truth, _ = digits_scored
     scorer = sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=2, average="macro")
-    value = measured(as_metric(scorer), scores, truth)
+    value = measured(convert_to_metric(scorer), scores, truth)
     assert value == sklearn_metrics.fbeta_score(truth, scores.argmax(1), beta=2, average="macro")
 
     def largest_miss(y_true, y_pred):
         return np.abs(y_true - y_pred).max()
 
-    metric = as_metric(sklearn_metrics.make_scorer(largest_miss, greater_is_better=False))
+    metric = convert_to_metric(sklearn_metrics.make_scorer(largest_miss, greater_is_better=False))
     preds, labels = numbers
     assert measured(metric, preds, labels) == -np.abs(labels - preds).max()
     assert metric.higher_is_better is True
@@ -218,15 +220,15 @@ def test_a_metric_of_keras_gives_what_keras_gives(digits_scored, numbers):
     theirs = keras.metrics.SparseTopKCategoricalAccuracy(k=2)
     theirs.update_state(truth, scores)
     expected = float(theirs.result())
-    metric = as_metric(keras.metrics.SparseTopKCategoricalAccuracy(k=2))
+    metric = convert_to_metric(keras.metrics.SparseTopKCategoricalAccuracy(k=2))
     assert float(measured(metric, scores, truth)) == pytest.approx(expected)
     assert metric.higher_is_better is True
     preds, labels = numbers
-    metric = as_metric(keras.metrics.RootMeanSquaredError())
+    metric = convert_to_metric(keras.metrics.RootMeanSquaredError())
     expected = np.sqrt(np.mean((preds - labels) ** 2))
     assert float(measured(metric, preds, labels)) == pytest.approx(expected, rel=1e-5)
     assert metric.higher_is_better is False
-    assert metric_name(metric) == "RootMeanSquaredError"
+    assert get_metric_name(metric) == "RootMeanSquaredError"
 
 
 class TorchAccuracy(torch.nn.Module):
@@ -254,22 +256,22 @@ def test_a_metric_with_compute_gets_tensors(digits_scored, kind):
     scores, truth, _ = digits_scored
     if kind == "tensors":
         scores, truth = torch.from_numpy(scores), torch.from_numpy(truth)
-    metric = as_metric(TorchAccuracy())
+    metric = convert_to_metric(TorchAccuracy())
     assert float(measured(metric, scores, truth)) == pytest.approx(
         float((scores.argmax(1) == truth).sum()) / len(truth)
     )
     assert metric.higher_is_better is True
-    assert metric_name(metric) == "TorchAccuracy"
+    assert get_metric_name(metric) == "TorchAccuracy"
 
 
 def test_torchmetrics_themselves_are_taken(digits_scored):
     torchmetrics = pytest.importorskip("torchmetrics")
     scores, truth, _ = digits_scored
     f1 = torchmetrics.classification.MulticlassF1Score(num_classes=10, average="macro")
-    value = float(measured(as_metric(f1), scores, truth))
+    value = float(measured(convert_to_metric(f1), scores, truth))
     expected = sklearn_metrics.f1_score(truth, scores.argmax(1), average="macro")
     assert value == pytest.approx(expected, rel=1e-5)
-    assert as_metric(torchmetrics.MeanSquaredError()).higher_is_better is False
+    assert convert_to_metric(torchmetrics.MeanSquaredError()).higher_is_better is False
 
 
 class EvaluateF1:
@@ -291,15 +293,15 @@ class EvaluateF1:
 
 def test_a_metric_of_evaluate_gets_classes_and_its_options(digits_scored):
     scores, truth, _ = digits_scored
-    metric = as_metric((EvaluateF1(), {"average": "macro"}))
+    metric = convert_to_metric((EvaluateF1(), {"average": "macro"}))
     value = measured(metric, scores, truth)
     assert value == sklearn_metrics.f1_score(truth, scores.argmax(1), average="macro")
-    assert metric_name(metric) == "f1"
+    assert get_metric_name(metric) == "f1"
 
 
 def test_options_that_come_too_late_are_refused():
     with pytest.raises(MetricError, match="must be output, label or value, got k"):
-        as_metric((build_metric("topk"), {"k": 5}))
+        convert_to_metric((build_metric("topk"), {"k": 5}))
 
 
 def test_one_value_of_several_is_chosen(digits_scored):
@@ -308,6 +310,6 @@ def test_one_value_of_several_is_chosen(digits_scored):
     def both(predictions, labels):
         return {"low": 0.25, "high": 0.5}
 
-    assert measured(as_metric((both, {"value": "high"})), scores, truth) == 0.5
+    assert measured(convert_to_metric((both, {"value": "high"})), scores, truth) == 0.5
     with pytest.raises(MetricError, match="no value 'hgh'; did you mean 'high'"):
-        measured(as_metric((both, {"value": "hgh"})), scores, truth)
+        measured(convert_to_metric((both, {"value": "hgh"})), scores, truth)

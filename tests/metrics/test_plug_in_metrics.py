@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neural_mp.errors import ConfigurationError
-from neural_mp.metrics import METRICS, as_metric, build_metric
+from neural_mp.metrics import METRICS, build_metric, convert_to_metric
 
 CODE = """
 import numpy as np
@@ -59,7 +59,7 @@ def value_of(metric):
 def test_a_class_and_a_function_are_found_by_the_name_of_their_entry_point():
     assert value_of(build_metric("worst_class")) == 0.5
     assert value_of(build_metric("Worst-Class", {"classes": 1})) == 1.0
-    assert value_of(as_metric("hit_rate")) == 0.75
+    assert value_of(convert_to_metric("hit_rate")) == 0.75
 
 
 @pytest.mark.usefixtures("_plugged_in")

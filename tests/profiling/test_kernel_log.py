@@ -336,16 +336,16 @@ def test_a_sieve_gives_back_every_byte_that_is_not_of_the_log(size):
     ).encode()
     lines = []
     sieve = Sieve(lines.append)
-    parts = [sieve.passed(stream[at : at + size]) for at in range(0, len(stream), size)]
+    parts = [sieve.pass_through(stream[at : at + size]) for at in range(0, len(stream), size)]
     assert b"".join([*parts, sieve.ended()]).decode() == "".join(texts)
     assert lines == [line(), line("jit:avx2")]
 
 
 def test_what_cannot_be_of_the_log_passes_a_sieve_at_once():
     sieve = Sieve([].append)
-    assert sieve.passed(b"Password: ") == b"Password: "
-    assert sieve.passed(b"loss o") == b"loss "
-    assert sieve.passed(b"f 3") == b"of 3"
+    assert sieve.pass_through(b"Password: ") == b"Password: "
+    assert sieve.pass_through(b"loss o") == b"loss "
+    assert sieve.pass_through(b"f 3") == b"of 3"
 
 
 def test_without_standard_output_there_is_nothing_to_catch():

@@ -12,7 +12,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.quantization_flow import quantized_tensors
+from neural_mp.core.quantization_flow import find_quantized_tensors
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.report import (
     Conversion,
@@ -84,7 +84,7 @@ def setup(graph: OpGraph, model: str = "Net", reason: str = "no integer kernel")
         graph,
         capabilities,
         tuple(decided),
-        quantized_tensors(graph, frozenset(decided)),
+        find_quantized_tensors(graph, frozenset(decided)),
         {op: 144 for op in decided},
         {"strategy": Setting("mincut"), "precisions": Setting("int8, bf16", "Python")},
         64,
@@ -138,7 +138,7 @@ def record(graph: OpGraph, **changes: str) -> RunRecord:
     begun = setup(graph, **changes)
     tried = trials(graph)
     best = tried[0]
-    flow = begun.followed(best.plan)
+    flow = begun.follow_plan(best.plan)
     seconds = {op.name: 1e-4 * (1 + index % 7) for index, op in enumerate(graph)}
     noise = {t.name: 10.0 ** (-4 + 3 * math.sin(i)) for i, t in enumerate(begun.tensors)}
     first = next(iter(noise), "x")

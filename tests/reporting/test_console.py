@@ -13,9 +13,9 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from neural_mp.cli.app import app
-from neural_mp.reporting import error_console, formatting, output_console
+from neural_mp.reporting import create_error_console, create_output_console, formatting
 from neural_mp.reporting.console import SafeConsole
-from neural_mp.reporting.live import html_of
+from neural_mp.reporting.live import render_terminal_html
 
 #: Sets the title of a window, turns red, is markup and an emoji of rich, and HTML.
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[bold]a[/bold] :smile: <script>"
@@ -23,7 +23,7 @@ SHOWN = "\\u001b]0;owned\\u0007\\u001b[31m[bold]a[/bold] :smile: <script>"
 
 
 def test_a_bar_moves_on_while_a_frameworks_own_words_are_caught(capsys):
-    console = error_console()
+    console = create_error_console()
     with redirect_stderr(io.StringIO()) as caught:
         console.print("still loading")
     assert caught.getvalue() == ""
@@ -42,7 +42,7 @@ def _table(cell):
     ids=["words", "text", "table", "text in a table"],
 )
 def test_control_characters_and_markup_in_names_are_shown_and_do_nothing(shown, capsys):
-    output_console().print(shown)
+    create_output_console().print(shown)
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "\x07" not in printed
@@ -51,17 +51,17 @@ def test_control_characters_and_markup_in_names_are_shown_and_do_nothing(shown, 
 
 
 def test_a_table_knows_how_wide_a_name_is_as_it_is_shown(capsys):
-    output_console().print(_table(HOSTILE))
+    create_output_console().print(_table(HOSTILE))
     assert SHOWN in capsys.readouterr().out
-    output_console().print(_table(HOSTILE))
+    create_output_console().print(_table(HOSTILE))
     assert len({len(line) for line in capsys.readouterr().out.splitlines()}) == 1
 
 
 def test_the_title_of_a_narrow_table_is_one_line_in_a_pipe(capsys):
     title = "No plan that meets the target is faster; the result is the FP32 model"
-    table = formatting.table(title, "op")
+    table = formatting.create_table(title, "op")
     table.add_row("conv")
-    output_console().print(table)
+    create_output_console().print(table)
     first, border, *_ = capsys.readouterr().out.splitlines()
     assert first == title
     assert len(border) < len(title)
@@ -79,7 +79,7 @@ def test_colours_and_bars_of_our_own_still_move_and_shine():
 
 
 def test_a_notebooks_cell_shows_names_and_runs_nothing():
-    html = html_of(_table(HOSTILE))
+    html = render_terminal_html(_table(HOSTILE))
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     assert "\x1b" not in html

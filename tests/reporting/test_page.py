@@ -17,7 +17,7 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting.page import cell_of, page_of, write_page
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.trials_section import trials_chart
+from neural_mp.reporting.page.trials_section import draw_trials_chart
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -166,7 +166,7 @@ def test_up_is_better_whichever_way_the_metric_goes(graph, higher):
     trials = [replace(t, accuracy=sign * (t.accuracy or 0.5)) for t in run.trials]
     ending = replace(run.ending, report=report, finalists=())
     drawn = list(
-        trials_chart(View(replace(run, trials=tuple(trials), ending=ending)), False).iter()
+        draw_trials_chart(View(replace(run, trials=tuple(trials), ending=ending)), False).iter()
     )
     (zone,) = [float(e.get("y")) for e in drawn if e.get("class") == "missed-zone"]
     met = [float(e.get("cy")) for e in drawn if e.get("class") == "trial met"]
@@ -228,7 +228,7 @@ def test_the_script_knows_what_every_op_runs_in_in_every_trial(graph):
     data = Reader(page_of(run)).data()
     letters = {"int8": "8", "bf16": "b", "fp16": "h", "fp32": "."}
     for trial in run.trials:
-        runs = run.setup.followed(trial.plan).effective
+        runs = run.setup.follow_plan(trial.plan).effective
         expected = "".join(letters[runs[op.name].value] for op in graph)
         assert data["plans"][str(trial.number)] == expected
     assert data["result"] == data["plans"]["0"]

@@ -9,7 +9,7 @@ from neural_mp.core.enums import Granularity, QuantDType, Scheme
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.reporting.page import page_of
-from neural_mp.reporting.page.page_data import letters
+from neural_mp.reporting.page.page_data import precision_letters
 from neural_mp.runs.report import AcceleratorFigures
 
 FIGURES = AcceleratorFigures(
@@ -56,5 +56,5 @@ def test_map_has_a_letter_for_weights_of_16_bits():
         for dtype in (QuantDType.INT8, QuantDType.INT16)
     )
     runs_in = {first: Precision.INT16, second: Precision.INT16}
-    shown = letters(SimpleNamespace(graph=graph), {first: narrow, second: wide}, runs_in)
+    shown = precision_letters(SimpleNamespace(graph=graph), {first: narrow, second: wide}, runs_in)
     assert shown == "wW" + "." * (len(list(graph)) - 2)

@@ -15,8 +15,8 @@ import pytest
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32
-from neural_mp.reporting.page import cell_of, comparison_page, page_of
-from neural_mp.reporting.page.document import jobs_page
+from neural_mp.reporting.page import build_comparison_page, cell_of, page_of
+from neural_mp.reporting.page.document import build_jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -239,7 +239,9 @@ def compared() -> str:
     """A page of two runs that differ in the precisions of five ops."""
     run = page_records.record(page_records.transformer(90))
     plan = PrecisionPlan({**run.ending.plan, **dict.fromkeys(list(run.ending.plan)[:5], FP32)})
-    return comparison_page(run, replace(run, name="other", ending=replace(run.ending, plan=plan)))
+    return build_comparison_page(
+        run, replace(run, name="other", ending=replace(run.ending, plan=plan))
+    )
 
 
 def test_labels_of_an_axis_never_overlap(looked_at):
@@ -268,7 +270,7 @@ def test_names_in_tables_of_a_phone_are_legible_and_leave_room_for_the_next_colu
         for i, status in enumerate((JobStatus.MET, JobStatus.FAILED, JobStatus.BEGUN))
     ]
     page = page_of(page_records.record(page_records.transformer(90)))
-    pages = {"jobs.html": jobs_page(jobs, {}), "two.html": compared(), "run.html": page}
+    pages = {"jobs.html": build_jobs_page(jobs, {}), "two.html": compared(), "run.html": page}
     results, _, _ = looked_at(pages, (390,), NAMES)
     assert [len(result["did"]) for result in results] == [2, 1, 1]
     for result in results:
@@ -280,4 +282,4 @@ def test_names_in_tables_of_a_phone_are_legible_and_leave_room_for_the_next_colu
 
 def test_a_job_that_has_not_ended_has_a_reason():
     job = JobOutcome("net", "conf.yaml", "0", JobStatus.BEGUN)
-    assert "not finished" in jobs_page([job], {})
+    assert "not finished" in build_jobs_page([job], {})

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neural_mp.reporting.page.charts import Part, Row, bars, points, shorten_names
-from neural_mp.util.html import markup
+from neural_mp.reporting.page.charts import Part, Row, draw_bars, draw_points, shorten_names
+from neural_mp.util.html import render_html
 
 
 def test_a_name_that_fits_is_left_alone_and_a_long_one_keeps_its_end():
@@ -40,10 +40,10 @@ def test_labels_of_different_names_differ_and_fit(names, room):
     assert all(len(label) <= room for label in labels.values())
 
 
-@pytest.mark.parametrize("chart", [bars, points])
+@pytest.mark.parametrize("chart", [draw_bars, draw_points])
 @pytest.mark.parametrize("narrow", [True, False])
 def test_rows_of_a_chart_have_different_labels(chart, narrow):
     names = [f"model.encoder.layer.{i}.attention.self.query.projection.dense" for i in range(9)]
-    shown = markup(chart([Row(name, [Part(0.5, "int8", name)]) for name in names], narrow))
+    shown = render_html(chart([Row(name, [Part(0.5, "int8", name)]) for name in names], narrow))
     written = re.findall(r">([^<>]+)<title>", shown)
     assert len(set(written)) == len(written) == 9

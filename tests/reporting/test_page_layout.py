@@ -94,4 +94,4 @@ def test_an_op_whose_result_others_read_too_ends_its_box():
         ["x"],
         ["also"],
     )
-    assert Kernels.of(graph).groups == ((0,), (1,), (2,))
+    assert Kernels.from_graph(graph).groups == ((0,), (1,), (2,))

@@ -47,7 +47,7 @@ def test_a_graph_without_modules_has_one_map():
 
 
 def test_boxes_have_different_labels_and_modules_their_names():
-    document = map_levels(page_records.transformer(450))[-1].document()
+    document = map_levels(page_records.transformer(450))[-1].level_document()
     labels = [box[3] for box in document["boxes"]]
     assert len(set(labels)) == 50
     assert document["boxes"][7][4] == "encoder.layer.7.attention"

@@ -12,7 +12,13 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.reporting import LiveListener, formatting, hardware_table, result_tables, trial_table
+from neural_mp.reporting import (
+    LiveListener,
+    build_hardware_table,
+    build_trial_table,
+    formatting,
+    result_tables,
+)
 from neural_mp.runs.report import Report
 
 PLAN = PrecisionPlan({"conv": OpConfig(Precision.BF16), "fc": FP32})
@@ -106,7 +112,7 @@ def test_trials_are_shown_with_their_outcome_and_error():
         (Trial(PLAN, Outcome.MET, 0.97, 0.01), 2.5),
         (Trial(PLAN, Outcome.FAILED, error="RuntimeError: no kernel"), None),
     ]
-    text = shown(trial_table(rows))
+    text = shown(build_trial_table(rows))
     for words_ in ("met", "failed", "2.50×", "1 bf16 1 fp32", "RuntimeError: no kernel"):
         assert words_ in text
 
@@ -114,18 +120,18 @@ def test_trials_are_shown_with_their_outcome_and_error():
 def test_the_hardware_table_tells_native_from_emulated(all_machine):
     exact, saturating = Int8Accumulation.EXACT, Int8Accumulation.SATURATING
     products = {**dict.fromkeys(KernelKind, saturating), KernelKind.DEPTHWISE: exact}
-    text = shown(hardware_table(all_machine, {"pytorch": products}))
+    text = shown(build_hardware_table(all_machine, {"pytorch": products}))
     for words_ in ("natively", "emulated", "FORCE_BF16=1", "pytorch", "saturating", "exact"):
         assert words_ in text
 
 
 def test_a_speed_is_said_with_its_spread_and_a_difference_within_it_is_none():
     faster = Report(baseline_latency=3.0, latency=1.0, speedup_low=2.9, speedup_high=3.1)
-    assert formatting.speed(faster) == "3.00× as fast (2.90 to 3.10)"
+    assert formatting.format_speedup(faster) == "3.00× as fast (2.90 to 3.10)"
     alike = replace(faster, latency=2.9, speedup_low=0.98, speedup_high=1.05)
-    assert formatting.speed(alike) == "no difference (0.98 to 1.05)"
+    assert formatting.format_speedup(alike) == "no difference (0.98 to 1.05)"
     emulated = replace(faster, latency=6.0, speedup_low=0.4, speedup_high=0.6, emulated=("bf16",))
-    assert formatting.speed(emulated) == "0.50× as fast (0.40 to 0.60), bf16 emulated"
+    assert formatting.format_speedup(emulated) == "0.50× as fast (0.40 to 0.60), bf16 emulated"
 
 
 def test_where_nothing_is_faster_the_title_does_not_say_that_the_target_was_missed():
@@ -154,14 +160,14 @@ def test_a_run_is_followed_on_any_console(terminal):
     [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.2e-5, "42 µs"), (0, "0 s"), (None, "–")],
 )
 def test_durations_have_fitting_units(value, read):
-    assert formatting.seconds(value) == read
+    assert formatting.format_seconds(value) == read
 
 
 @pytest.mark.parametrize(
     ("value", "read"), [(12, "12 B"), (1.5e3, "1.5 kB"), (2.4e6, "2.4 MB"), (3e9, "3 GB")]
 )
 def test_sizes_have_fitting_units(value, read):
-    assert formatting.size(value) == read
+    assert formatting.format_size(value) == read
 
 
 def test_the_table_of_trials_shows_the_interval_and_the_rule():
@@ -170,10 +176,10 @@ def test_the_table_of_trials_shows_the_interval_and_the_rule():
     }  # fmt: skip
     slow = Trial(PLAN, Outcome.SLOW, 0.97, 0.0, objectives=figures)
     assert slow.speedup_interval == pytest.approx((0.8, 2.0))
-    text = shown(trial_table([(slow, slow.speedup)]))
+    text = shown(build_trial_table([(slow, slow.speedup)]))
     assert "1.25× (0.80 to 2.00)" in text
     assert "slow: within the target, but the lower bound" in " ".join(text.split())
-    assert "min_speedup" not in shown(trial_table([(Trial(PLAN, Outcome.MISSED), None)]))
+    assert "min_speedup" not in shown(build_trial_table([(Trial(PLAN, Outcome.MISSED), None)]))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +187,7 @@ def test_the_table_of_trials_shows_the_interval_and_the_rule():
     [(-999.7e-9, "-1 µs"), (999.7e-6, "1 ms"), (0.9996, "1 s"), (1234.0, "1230 s"), (5e-9, "5 ns")],
 )
 def test_durations_have_no_powers_of_ten(value, text):
-    assert formatting.seconds(value) == text
+    assert formatting.format_seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -200,4 +206,4 @@ def test_durations_have_no_powers_of_ten(value, text):
     ],
 )
 def test_a_fraction_reads_without_an_exponent(value, read):
-    assert formatting.fraction(value) == read
+    assert formatting.format_fraction(value) == read

@@ -8,7 +8,7 @@ from test_page import HOSTILE, Reader
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32
-from neural_mp.reporting.page import comparison_page
+from neural_mp.reporting.page import build_comparison_page
 from neural_mp.runs.report import Setting
 
 
@@ -30,7 +30,7 @@ def changed(run):
 
 
 def test_the_page_shows_both_results_and_in_what_the_runs_differ(run):
-    page = comparison_page(run, changed(run))
+    page = build_comparison_page(run, changed(run))
     reader = Reader(page)
     assert reader.texts["h2"] == [
         run.name.rpartition("/")[2],
@@ -48,7 +48,7 @@ def test_the_page_shows_both_results_and_in_what_the_runs_differ(run):
 
 
 def test_a_run_compared_with_itself_differs_in_nothing(run):
-    reader = Reader(comparison_page(run, run))
+    reader = Reader(build_comparison_page(run, run))
     assert "Settings, machine and versions are the same." in reader.texts["p"]
     assert any(text.startswith("0 of 30 common ops") for text in reader.texts["p"])
     assert reader.texts["h2"][:2] == ["Net (first)", "Net (second)"]
@@ -57,12 +57,12 @@ def test_a_run_compared_with_itself_differs_in_nothing(run):
 def test_killed_runs_and_models_without_common_ops_have_a_page(run):
     killed = page_records.killed(page_records.transformer(45))
     for pair in ((run, killed), (killed, run), (killed, killed)):
-        assert Reader(comparison_page(*pair)).texts["h1"]
-    assert "The models have no op with the same name." in comparison_page(run, killed)
+        assert Reader(build_comparison_page(*pair)).texts["h1"]
+    assert "The models have no op with the same name." in build_comparison_page(run, killed)
 
 
 def test_no_name_breaks_out_of_the_page(run):
     graph = page_records.chain(3 * len(HOSTILE), named=lambda i: f"{HOSTILE[i % len(HOSTILE)]}{i}")
     hostile = page_records.record(graph)
-    reader = Reader(comparison_page(hostile, replace(hostile, ending=None)))
+    reader = Reader(build_comparison_page(hostile, replace(hostile, ending=None)))
     assert not [tag for tag, _ in reader.elements if tag in ("script", "img", "b", "i")]

@@ -12,7 +12,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting import result_tables
 from neural_mp.reporting.page import page_of
-from neural_mp.reporting.tables import stage_noise_table, stage_words
+from neural_mp.reporting.tables import format_stage_levels, stage_noise_table
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict, write_record
 from neural_mp.runs.report import Report, Stage, StageNoise
 
@@ -81,10 +81,10 @@ def test_a_report_and_a_record_keep_the_noise():
 
 
 def test_an_op_is_described_in_a_sentence():
-    assert NOISE.stages == tuple(Stage)
+    assert NOISE.measured_stages == tuple(Stage)
     expected = "10.0 dB rounded to nearest, 20.0 dB after reconstruction, 30.0 dB after training"
-    assert stage_words(NOISE, "op0") == expected
-    assert stage_words(NOISE, "op1") == ""
+    assert format_stage_levels(NOISE, "op0") == expected
+    assert format_stage_levels(NOISE, "op1") == ""
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.search.cost_model import CostInputs, cost_model, predicted_time
+from neural_mp.search.cost_model import CostInputs, build_cost_model, predict_plan_time
 from neural_mp.search.min_cut import CutSolver
 from neural_mp.space import Capability
 
@@ -24,8 +24,8 @@ STATIC = made_up.INT8[0]
 
 
 def fastest(figures: CostInputs, length: int = 3) -> set[str]:
-    model = cost_model(chain(length), figures)
-    plan = model.plan(CutSolver(model.assignment).best(0.0))
+    model = build_cost_model(chain(length), figures)
+    plan = model.build_plan(CutSolver(model.assignment).find_best_levels(0.0))
     return {op for op, config in plan.items() if config.precision is INT8}
 
 
@@ -74,7 +74,7 @@ def test_where_size_is_wanted_times_do_not_count_and_weights_do():
     measured = times((4.0, 1.0), (1.0, 30.0), (4.0, 1.0), conversion=0.1)
     figures = CostInputs({}, {"modelsize": 1.0}, measured, {"op0": 10, "op1": 80, "op2": 10})
     assert fastest(figures) == {"op0", "op1", "op2"}
-    model = cost_model(chain(3), figures)
+    model = build_cost_model(chain(3), figures)
     time = {op: costs[0][0] for op, costs in model.assignment.costs.items()}
     assert time == pytest.approx({"op0": 0.025, "op1": 0.2, "op2": 0.025})
 
@@ -85,15 +85,15 @@ def test_two_objectives_are_weighed():
     figures = CostInputs(
         {}, {"performance": 0.75, "modelsize": 0.25}, measured, {"op0": 1, "op1": 10**9, "op2": 1}
     )
-    costs = cost_model(chain(3), figures).assignment.costs
+    costs = build_cost_model(chain(3), figures).assignment.costs
     assert costs["op0"][1][0] == pytest.approx(0.75, rel=1e-3)
     assert costs["op0"][0][0] == pytest.approx(0.75 * 0.5, rel=1e-3)
     assert costs["op1"][1][0] == pytest.approx(0.25, rel=1e-3)
 
 
 def test_a_tensors_harm_is_paid_once_however_large_the_weight_of_harm():
-    model = cost_model(chain(3), CostInputs({"op0": 0.5, "op1": 1e-7}))
-    plan = model.plan(CutSolver(model.assignment).best(inf))
+    model = build_cost_model(chain(3), CostInputs({"op0": 0.5, "op1": 1e-7}))
+    plan = model.build_plan(CutSolver(model.assignment).find_best_levels(inf))
     assert plan["op1"].precision is FP32
 
 
@@ -102,8 +102,10 @@ def test_16_bits_are_worth_what_they_were_measured_to_be(bf16, taken):
     measured = OpTimings({f"op{i}": {FP32: 1.0, BF16: bf16} for i in range(2)}, conversion=0.0)
     space = chain(2)
     capabilities = dict.fromkeys(space.tunable_ops, Capability((OpConfig(BF16), OpConfig(FP32))))
-    model = cost_model(replace(space, capabilities=capabilities), CostInputs({}, times=measured))
-    plan = model.plan(CutSolver(model.assignment).best(0.0))
+    model = build_cost_model(
+        replace(space, capabilities=capabilities), CostInputs({}, times=measured)
+    )
+    plan = model.build_plan(CutSolver(model.assignment).find_best_levels(0.0))
     assert (plan["op0"].precision is BF16) == taken
 
 
@@ -114,8 +116,8 @@ def test_int8_goes_back_to_a_float_precision_that_is_clearly_faster(int8, taken)
     space = chain(1)
     low = space.choice("op0", INT8)
     every = {"op0": Capability((low, OpConfig(BF16), OpConfig(FP32)))}
-    model = cost_model(replace(space, capabilities=every), CostInputs({}, times=measured))
-    assert model.best_plan(0.0)["op0"].precision is taken
+    model = build_cost_model(replace(space, capabilities=every), CostInputs({}, times=measured))
+    assert model.find_best_plan(0.0)["op0"].precision is taken
 
 
 @pytest.mark.parametrize("harm", [1e-6, 1e-3])
@@ -127,8 +129,8 @@ def test_of_two_plans_that_are_as_fast_it_is_the_smaller_one(harm):
     measured = times((0.001, 0.001), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
     sizes = {"op0": 900, "op1": 50, "op2": 50}
     figures = CostInputs({"op1": harm}, times=measured, weights=sizes)
-    model = cost_model(replace(space, capabilities=tables), figures)
-    plan = model.plan(CutSolver(model.assignment).best(100.0))
+    model = build_cost_model(replace(space, capabilities=tables), figures)
+    plan = model.build_plan(CutSolver(model.assignment).find_best_levels(100.0))
     assert plan["op0"].precision is INT8
 
 
@@ -139,8 +141,8 @@ def test_a_table_in_bytes_is_taken_for_its_size_where_it_costs_next_to_nothing(s
     space = chain(3)
     tables = {**space.capabilities, "op0": Capability((config, OpConfig(FP32)))}
     measured = times((share, 2 * share), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
-    model = cost_model(replace(space, capabilities=tables), CostInputs({}, times=measured))
-    plan = model.plan(CutSolver(model.assignment).best(0.0))
+    model = build_cost_model(replace(space, capabilities=tables), CostInputs({}, times=measured))
+    plan = model.build_plan(CutSolver(model.assignment).find_best_levels(0.0))
     assert (plan["op0"].precision is INT8) == taken
 
 
@@ -151,8 +153,8 @@ def test_what_a_plan_is_said_to_take_counts_what_is_not_decided_as_in_fp32():
     low = space.choice("op0", INT8)
     plan = space.resolve(PrecisionPlan({"op0": low, "op1": low, "op2": OpConfig(FP32)})).plan
     figures = CostInputs({}, times=measured)
-    assert predicted_time(space, figures, plan) == pytest.approx((12 - 3 - 1 + 2) / 12)
-    assert predicted_time(space, CostInputs({}, times=times((4.0, 1.0))), plan) is None
+    assert predict_plan_time(space, figures, plan) == pytest.approx((12 - 3 - 1 + 2) / 12)
+    assert predict_plan_time(space, CostInputs({}, times=times((4.0, 1.0))), plan) is None
 
 
 @pytest.mark.parametrize(("in_place", "taken"), [(False, True), (True, False)])

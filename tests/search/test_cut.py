@@ -19,14 +19,14 @@ def every(problem: Assignment) -> list[tuple[float, float]]:
     nodes = list(problem.costs)
     levels = range(len(problem.costs[nodes[0]]))
     costs = (
-        problem.cost(dict(zip(nodes, chosen, strict=True)))
+        problem.evaluate_cost(dict(zip(nodes, chosen, strict=True)))
         for chosen in product(levels, repeat=len(nodes))
     )
     return [(time, harm) for time, harm in costs if time < inf]
 
 
 def cheapest(problem: Assignment, weight: float = 0.0) -> dict:
-    return CutSolver(problem).best(weight)
+    return CutSolver(problem).find_best_levels(weight)
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_of_equals_the_highest_levels():
 def test_what_several_share_is_paid_once():
     costs = {"a": ((0.0, 0.0), (4.0, 0.0)), "b": ((0.0, 0.0), (4.0, 0.0))}
     noise = Assignment(costs, [SharedCost((0.0, 7.0), 1, ("a", "b"))])
-    assert noise.cost({"a": 0, "b": 0}) == (0.0, 7.0)
+    assert noise.evaluate_cost({"a": 0, "b": 0}) == (0.0, 7.0)
     assert cheapest(noise, 1.0) == {"a": 0, "b": 0}
     # To raise one of the two alone would take nothing away.
     assert cheapest(noise, 2.0) == {"a": 1, "b": 1}
@@ -94,7 +94,7 @@ def test_a_conversion_is_paid_between_two_levels_only():
     together = Assignment(costs, [quantize, dequantize])
     levels = cheapest(together)
     assert levels["writer"] == levels["reader"]
-    assert together.cost(levels) == (3.0, 0.0)
+    assert together.evaluate_cost(levels) == (3.0, 0.0)
 
 
 def test_small_costs_count_beside_large_ones():

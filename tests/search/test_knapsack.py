@@ -21,5 +21,5 @@ def test_the_search_for_steps_to_leave_out_ends(monkeypatch):
         return knapsack.Filling(filling.forms, filling.cost / 2 ** len(banned), 0.0), chosen
 
     monkeypatch.setattr(Knapsack, "_fill_greedily", count_searches)
-    assert Knapsack.of(forms).cheapest(0.5).cost > 0
+    assert Knapsack.from_forms(forms).find_cheapest_filling(0.5).cost > 0
     assert max(searches) == knapsack.MAX_LEFT_OUT

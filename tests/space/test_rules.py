@@ -38,10 +38,10 @@ def _op(name: str, kind: str, *layers: str) -> Op:
     ],
 )
 def test_the_most_specific_rule_decides_on_an_op(rules, expected):
-    assert rules.constraint(_op("block.fc", "linear", "block.fc")).precisions == (expected,)
+    assert rules.constraint_for(_op("block.fc", "linear", "block.fc")).precisions == (expected,)
 
 
 def test_names_and_types_without_an_op_are_listed():
     graph = OpGraph([_op("fc", "linear", "fc")])
     rules = ConversionRules(by_type={"Linear": INT8, "GRU": INT8}, by_name={"f": INT4, "gc": INT4})
-    assert rules.unmatched(graph) == ("gc", "GRU")
+    assert rules.find_unmatched(graph) == ("gc", "GRU")

@@ -8,7 +8,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError, UnknownOperatorError
-from neural_mp.space import Capability, TuningSpace, reached_by
+from neural_mp.space import Capability, TuningSpace, limit_to_reached
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
@@ -87,7 +87,7 @@ def test_restricting_leaves_fp32(space):
 
 
 def test_users_limits_hold_by_model_type_and_op(space):
-    limited = space.constrained(
+    limited = space.apply_constraints(
         Constraints(
             model_wise=OpConstraint(activation=QuantConstraint(algorithm=("kl",))),
             optype_wise={"conv2d": OpConstraint(precisions=(Precision.BF16,))},
@@ -100,9 +100,9 @@ def test_users_limits_hold_by_model_type_and_op(space):
 
 def test_limits_on_what_is_not_there_are_refused(space):
     with pytest.raises(UnknownOperatorError, match="op_wise names 'covn'.*did you mean 'conv'"):
-        space.constrained(Constraints(op_wise={"covn": OpConstraint()}))
+        space.apply_constraints(Constraints(op_wise={"covn": OpConstraint()}))
     with pytest.raises(UnknownOperatorError, match="optype_wise names 'conv3d'.*'conv2d'"):
-        space.constrained(Constraints(optype_wise={"conv3d": OpConstraint()}))
+        space.apply_constraints(Constraints(optype_wise={"conv3d": OpConstraint()}))
 
 
 def test_the_fp32_plan_names_no_lower_precision(space):
@@ -137,8 +137,8 @@ def test_emulated_16_bits_leave_the_space_with_a_reason(space):
     }
     remaining = replace(space, capabilities=emulated).without_emulated(())
     assert remaining.usable_precisions == (Precision.INT8, Precision.FP32)
-    assert "emulated" in remaining.capabilities["conv"].refusal(Precision.BF16)
-    assert "follow" in remaining.capabilities["relu"].refusal(Precision.BF16)
+    assert "emulated" in remaining.capabilities["conv"].refusal_reason(Precision.BF16)
+    assert "follow" in remaining.capabilities["relu"].refusal_reason(Precision.BF16)
 
 
 def test_native_16_bits_stay_beside_emulated_ones(space):
@@ -164,7 +164,7 @@ def test_emulated_16_bits_stay_where_they_are_asked_for_in_place_of_int8(space, 
     emulated = {
         n: replace(capability, emulated=EMULATED) for n, capability in space.capabilities.items()
     }
-    remaining = replace(space, capabilities=emulated).constrained(limits).without_emulated(())
+    remaining = replace(space, capabilities=emulated).apply_constraints(limits).without_emulated(())
     assert {op for op in remaining.tunable_ops if remaining.choice(op, Precision.BF16)} == stays
 
 
@@ -177,15 +177,17 @@ def test_emulated_16_bits_that_are_to_be_kept_stay(space):
 
 
 def test_ops_that_calibration_never_came_to_lose_the_int8_that_needs_ranges(space):
-    assert reached_by(space, {"x", "softmax"}) is space
-    remaining = reached_by(space, {"x"})
+    assert limit_to_reached(space, {"x", "softmax"}) is space
+    remaining = limit_to_reached(space, {"x"})
     assert remaining.capabilities["conv"] == LAYER
     assert remaining.capabilities["fc"].configs == (BF16, FP32)
-    assert "not reached by calibration" in remaining.capabilities["fc"].refusal(Precision.INT8)
+    assert "not reached by calibration" in remaining.capabilities["fc"].refusal_reason(
+        Precision.INT8
+    )
 
 
 def test_int8_without_ranges_from_calibration_stays_where_calibration_never_came(space):
     dynamic = int8("dynamic")
     capability = replace(LAYER, configs=(int8("minmax"), dynamic, FP32))
     space = replace(space, capabilities={**space.capabilities, "fc": capability})
-    assert reached_by(space, {"x"}).capabilities["fc"].configs == (dynamic, FP32)
+    assert limit_to_reached(space, {"x"}).capabilities["fc"].configs == (dynamic, FP32)

@@ -13,7 +13,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.strategies import strategy_named
+from neural_mp.strategies import create_strategy_named
 from neural_mp.strategies.base import Probe, TuningProblem
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
@@ -97,7 +97,7 @@ def run(
         tolerance,
         workload,
     )
-    search = strategy_named(strategy).search(problem)
+    search = create_strategy_named(strategy).search(problem)
     trials: list[Trial] = []
     answer = None
     while True:

@@ -11,9 +11,9 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.search.cost_model import CostInputs, cost_model
+from neural_mp.search.cost_model import CostInputs, build_cost_model
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.front_gap import first_fallbacks, plan_halfway
+from neural_mp.strategies.front_gap import list_first_fallbacks, plan_halfway
 
 LENGTH = 40
 
@@ -78,7 +78,7 @@ def test_a_plan_within_a_jump_is_returned_only_if_its_ops_gain_time(int8_seconds
     space = chain(6)
     seconds = {Precision.FP32: 4.0, Precision.INT8: int8_seconds}
     timings = OpTimings({op.name: seconds for op in space.graph}, 0.0)
-    model = cost_model(space, CostInputs({}, {Objective.PERFORMANCE: 1.0}, timings))
+    model = build_cost_model(space, CostInputs({}, {Objective.PERFORMANCE: 1.0}, timings))
     missed = PrecisionPlan({op.name: INT8[0] for op in space.graph})
     met = missed.replacing({f"op{i}": FP32 for i in range(2, 6)})
     trials = [Trial(missed, Outcome.MISSED, 0.9, 0.1), Trial(met, Outcome.MET, 1.0, 0.0)]
@@ -93,10 +93,10 @@ def test_a_miss_with_a_tolerated_loss_is_no_measure_of_noise(loss):
     noise = {tensor.name: 1e-4 for tensor in space.tensors}
     problem = TuningProblem(space, Observations(nsr=noise), (Precision.INT8,), tolerance=0.01)
     timings = OpTimings({}, 0.0)
-    model = cost_model(space, CostInputs(noise, {Objective.PERFORMANCE: 1.0}, timings))
+    model = build_cost_model(space, CostInputs(noise, {Objective.PERFORMANCE: 1.0}, timings))
     missed = PrecisionPlan({op.name: INT8[0] for op in space.graph})
     trial = Trial(missed, Outcome.MISSED, 0.9, loss)
-    (plan,) = first_fallbacks(problem, model, trial, space.tensors, noise)
+    (plan,) = list_first_fallbacks(problem, model, trial, space.tensors, noise)
     assert int8_ops(plan) == int8_ops(missed)  # no tensor has an NSR above 5 %
 
 

@@ -12,7 +12,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, weight_only
+from neural_mp.core.precision import FP32, OpConfig, Precision, make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies.base import Probe, TuningProblem
@@ -23,7 +23,7 @@ DYNAMIC = OpConfig(
     QuantSpec.parse("int8 symmetric per_channel"),
     QuantSpec.parse("uint8 asymmetric per_tensor dynamic"),
 )
-FOUR = weight_only(QuantSpec.parse("int4 symmetric per_group 128 int8_inputs"))
+FOUR = make_weight_only(QuantSpec.parse("int4 symmetric per_group 128 int8_inputs"))
 OPS = ("first", "second")
 SPACE = TuningSpace(
     OpGraph([Op(name, "MatMul", ("x",)) for name in OPS], ["x"]),

@@ -165,7 +165,7 @@ class Learning(MadeUpProbe):
 
     gain: float = 0.01
 
-    def reconstructable(self):
+    def reconstructable_ops(self):
         return frozenset({"op2"})
 
     def output_noise(self, plan, unit=None):

@@ -23,9 +23,9 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.strategies import decisions, strategy_named
-from neural_mp.strategies.decisions import combinations
-from neural_mp.strategies.optuna_search import objective_value, squash_value
+from neural_mp.strategies import create_strategy_named, decisions
+from neural_mp.strategies.decisions import iterate_combinations
+from neural_mp.strategies.optuna_search import compute_objective_value, squash_to_unit
 
 pytestmark = pytest.mark.slow
 
@@ -167,7 +167,7 @@ def test_decisions_without_an_effect_do_not_keep_a_search_from_its_end(
 
 def test_combinations_of_many_decisions_come_one_at_a_time():
     precisions = (Precision.INT8, Precision.FP32)
-    assignments = combinations([precisions] * 3000)
+    assignments = iterate_combinations([precisions] * 3000)
     assert set(next(assignments)) == {Precision.INT8}
     assert [next(assignments).index(Precision.FP32) for _ in range(3)] == [0, 1, 2]
 
@@ -233,7 +233,7 @@ def test_precisions_that_an_op_of_a_decision_lacks_are_the_next_higher():
 def test_without_torch_bayesian_says_what_to_do(monkeypatch):
     monkeypatch.setattr("neural_mp.strategies.optuna_search.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="torch.*'tpe'"):
-        strategy_named("bayesian")
+        create_strategy_named("bayesian")
 
 
 def test_naming_a_strategy_imports_no_optuna_and_no_torch():
@@ -253,7 +253,7 @@ def scored(harm, figures, objectives, tolerance=0.01) -> dict[int, float]:
     space = chain(4)
     trials = run(space, harm, strategy="exhaustive", figures=figures, tolerance=tolerance)
     problem = TuningProblem(space, Observations(), INT8_ONLY, objectives=objectives)
-    return {len(int8_ops(trial.plan)): objective_value(problem, trial) for trial in trials}
+    return {len(int8_ops(trial.plan)): compute_objective_value(problem, trial) for trial in trials}
 
 
 def test_any_accurate_plan_is_better_than_any_that_is_not():
@@ -275,13 +275,13 @@ def test_accurate_plans_are_ordered_by_weighted_objectives():
     mostly_faster = scored(lambda plan: 0.0, figures, {"performance": 0.9, "modelsize": 0.1})
     assert faster[4] < faster[2] < faster[1]
     assert smaller[1] < smaller[2] < smaller[4]
-    assert mostly_faster[4] == pytest.approx(squash_value(0.9 * 0.6 + 0.1 * 0.4))
+    assert mostly_faster[4] == pytest.approx(squash_to_unit(0.9 * 0.6 + 0.1 * 0.4))
 
 
 def test_without_figures_bits_take_their_place():
     scores = scored(lambda plan: 0.0, lambda plan: {}, {"performance": 1.0})
-    assert scores[4] == pytest.approx(squash_value(8 / 32))
-    assert scores[2] == pytest.approx(squash_value((8 + 8 + 32 + 32) / 128))
+    assert scores[4] == pytest.approx(squash_to_unit(8 / 32))
+    assert scores[2] == pytest.approx(squash_to_unit((8 + 8 + 32 + 32) / 128))
 
 
 def test_failures_are_worst_and_finite():

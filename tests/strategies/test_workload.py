@@ -11,7 +11,7 @@ import pytest
 from neural_mp.amp import FourLists
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
-from neural_mp.core.op_timings import FormTimes, Workload, form_of
+from neural_mp.core.op_timings import FormTimes, Workload, describe_timed_form
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConfigurationError
@@ -45,10 +45,10 @@ class _Probe(Probe):
 
     def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
         times = {
-            str(form_of(config)): {
+            str(describe_timed_form(config)): {
                 rows: duration
                 for rows, duration in zip((1, PROMPT), seconds, strict=True)
-                if rows in workload.rows
+                if rows in workload.row_counts
             }
             for config, seconds in self.times_of_forms.items()
         }
@@ -117,7 +117,7 @@ def test_the_choice_by_time_is_no_slower_than_bf16(decode, prefill):
     for _ in range(20):
         times = {config: (draw.random(), draw.random()) for config in TIMES}
         seconds = {
-            config: workload.seconds(dict(zip((1, PROMPT), durations, strict=True)))
+            config: workload.seconds_per_token(dict(zip((1, PROMPT), durations, strict=True)))
             for config, durations in times.items()
         }
         assert all(seconds[config] <= seconds[BF16] for config in _first_configs(workload, times))
@@ -147,7 +147,7 @@ def test_a_limit_of_bytes_leaves_out_forms_that_bf16_beats_with_a_workload():
 
 
 def test_seconds_are_those_of_a_mean_token():
-    assert Workload(3.0, 1.0, 10).seconds({1: 2.0, 10: 40.0}) == pytest.approx(2.5)
+    assert Workload(3.0, 1.0, 10).seconds_per_token({1: 2.0, 10: 40.0}) == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize(

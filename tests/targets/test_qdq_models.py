@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from neural_mp import targets
 from neural_mp.adaptors.onnxrt.targets import switch_model
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
-from neural_mp.adaptors.onnxrt.targets.quant_grid import activation_grid, weight_grid
+from neural_mp.adaptors.onnxrt.targets.quant_grid import make_activation_grid, make_weight_grid
 from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
 from neural_mp.core.enums import QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import PlanError
-from neural_mp.search.widening import widening_path
+from neural_mp.search.widening import trace_widening_path
 from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.strategies.widening import Widening
 from neural_mp.targets import Widths, load_profile, profile_names
@@ -218,7 +218,7 @@ def test_sum_of_single_noises_predicts_plans(mixed):
     figures = planned.adaptor.width_figures(planned.held, data[0], planned.observed)
     costs = TargetCosts(planned.adaptor.profile, figures.macs, figures.elements)
     choices = {name: planned.space.choices(name) for name in planned.space.tunable_ops}
-    path = widening_path(choices, figures, costs.of_op)
+    path = trace_widening_path(choices, figures, costs.of_op)
     for plan in path[:: max(1, len(path) // 6)]:
         predicted = -10 * np.log10(max(plan.noise, 1e-12))
         if predicted < 80:  # above, float32 rounding adds its own
@@ -233,7 +233,7 @@ def test_small_noise_is_measured_on_the_median_sample(mixed, monkeypatch, least,
 
     def noise(x):
         figures = planned.adaptor.width_figures(planned.held, x, planned.observed)
-        return {t.tensor: t.at(8) for t in figures.tensors}, figures.weights
+        return {t.tensor: t.noise_at_bits(8) for t in figures.tensors}, figures.weights
 
     monkeypatch.setattr(switch_model, "_LEAST_NSR", least)
     x = data[0]
@@ -269,7 +269,7 @@ def test_ops_that_move_integers_count_as_these_integers():
     net = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {}, opset=21)
     planned = Planned(net, "qnn", batches(1))
     configs = planned.space.capabilities["wide"].configs
-    wide = next(c for c in configs if str(Widths.of(c)) == "a16")
+    wide = next(c for c in configs if str(Widths.from_config(c)) == "a16")
     resolved = planned.space.resolve(planned.space.fastest_plan().replacing({"wide": wide}))
     executed = planned.space.graph.executed(resolved.effective)
     expected = {"floats": "fp32", "narrow": "int8", "wide": "int16", "pooled": "int16"}
@@ -444,7 +444,7 @@ def test_large_bias_of_a_tiny_channel_stays_within_int32(tmp_path):
     )
     planned = Planned(net, "qnn", [x])
     (name,) = planned.space.tunable_ops
-    widths = {Widths.of(config): config for config in planned.space.choices(name)}
+    widths = {Widths.from_config(config): config for config in planned.space.choices(name)}
     held = planned.converted({name: widths[Widths.W8A16]})
     y = planned.adaptor.predict(held, x)
     np.testing.assert_allclose(y, x @ weight + bias, atol=0.05)
@@ -474,11 +474,11 @@ def test_masks_are_clipped_and_said():
 def test_grids_cover_their_range_with_an_exact_zero(dtype, symmetric, power_of_two):
     scheme = Scheme.SYMMETRIC if symmetric else Scheme.ASYMMETRIC
     for low, high in ((-1.5, 3.0), (0.0, 6.0), (-2.0, -1.0), (0.0, 0.0)):
-        grid = activation_grid(low, high, QuantDType(dtype), scheme, power_of_two)
+        grid = make_activation_grid(low, high, QuantDType(dtype), scheme, power_of_two)
         values = np.linspace(min(low, 0), max(high, 0), 101, dtype=np.float32)
-        rounded = grid.dequantize(grid.quantize(values))
+        rounded = grid.dequantize_integers(grid.quantize_values(values))
         assert np.abs(rounded - values).max() <= float(grid.scale) * 1.01
-        assert grid.dequantize(grid.quantize(np.zeros(1, np.float32))) == 0
+        assert grid.dequantize_integers(grid.quantize_values(np.zeros(1, np.float32))) == 0
         if power_of_two:
             assert np.log2(float(grid.scale)) == round(np.log2(float(grid.scale)))
         if symmetric:
@@ -487,9 +487,9 @@ def test_grids_cover_their_range_with_an_exact_zero(dtype, symmetric, power_of_t
 
 def test_weights_have_a_scale_for_each_channel():
     weight = np.array([[1.0, -100.0], [0.5, 50.0]], np.float32)
-    grid = weight_grid(weight, QuantDType.INT8, 1, power_of_two=False)
+    grid = make_weight_grid(weight, QuantDType.INT8, 1, power_of_two=False)
     np.testing.assert_allclose(grid.scale, [1 / 127, 100 / 127], rtol=1e-6)
-    np.testing.assert_array_equal(grid.quantize(weight), [[127, -127], [64, 64]])
+    np.testing.assert_array_equal(grid.quantize_values(weight), [[127, -127], [64, 64]])
 
 
 def branches():

@@ -20,7 +20,7 @@ from neural_mp.adaptors.onnxrt.targets.qnn_audit import (
     check_installation,
     find_first_deviation,
 )
-from neural_mp.adaptors.onnxrt.targets.qnn_kernels import KernelRow, onnx_name, read_graphs
+from neural_mp.adaptors.onnxrt.targets.qnn_kernels import KernelRow, read_graphs, recover_onnx_name
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.targets import load_profile
 
@@ -207,7 +207,7 @@ def test_kernels_of_a_description_have_types_and_ops_of_the_file(tmp_path):
     assert [kernel.ops for kernel in compiled.kernels] == [("conv",), (), ()]
     assert [kernel.is_float for kernel in compiled.kernels] == [False, False, True]
     assert compiled.float_tensors == {"c/float", "m/raw"}
-    assert KernelRow(1, "Conv2d", "uint8,int8,int32→uint8") in compiled.table
+    assert KernelRow(1, "Conv2d", "uint8,int8,int32→uint8") in compiled.kernel_rows
     assert not compiled.float_ops
 
 
@@ -219,7 +219,7 @@ def test_another_form_of_the_description_is_an_error(tmp_path):
 
 def test_names_of_the_optimized_graph_lead_to_those_of_the_file():
     names = {"conv", "x_token_1"}
-    assert onnx_name("conv_token_7", names) == "conv"
-    assert onnx_name("conv_token_7/duplicated", names) == "conv"
-    assert onnx_name("x_token_1", names) == "x_token_1"
-    assert onnx_name("Transpose_token_3", names) == "Transpose_token_3"
+    assert recover_onnx_name("conv_token_7", names) == "conv"
+    assert recover_onnx_name("conv_token_7/duplicated", names) == "conv"
+    assert recover_onnx_name("x_token_1", names) == "x_token_1"
+    assert recover_onnx_name("Transpose_token_3", names) == "Transpose_token_3"

@@ -86,7 +86,9 @@ def test_target_out_of_reach_of_8_bits_is_met_by_wider_ops(hostile_net, digits):
     assert result.met
     assert not result.trials[0].meets_accuracy
     assert len(result.trials) <= 6
-    words = {str(Widths.of(config)) for config in result.plan.values() if config.activation}
+    words = {
+        str(Widths.from_config(config)) for config in result.plan.values() if config.activation
+    }
     assert words & {"w8a16", "w16a16"}
     assert words & {"w8a8", "a8"}
     assert result.report.accelerator.relative_cost < 1
@@ -101,7 +103,7 @@ def test_outlier_in_calibration_is_clipped_before_any_op_is_widened(net, digits)
     result = run_for("qnn", net, data, calib_dataloader=calibration)
     assert result.met
     assert [trial.meets_accuracy for trial in result.trials] == [False, True]
-    assert {str(Widths.of(config)) for config in result.plan.values()} <= {"w8a8", "a8"}
+    assert {str(Widths.from_config(config)) for config in result.plan.values()} <= {"w8a8", "a8"}
     algorithms = {str(config.activation.algorithm) for config in result.plan.values()}
     assert algorithms - {"minmax"}
     text = result.plan.to_yaml()

@@ -15,10 +15,10 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.core.width_figures import TensorNoise, WidthFigures
 from neural_mp.search.widening import (
     WidthPlan,
-    calibrated,
     choose_algorithms,
-    widening_path,
+    trace_widening_path,
     with_algorithms,
+    with_best_calibration,
 )
 from neural_mp.strategies.widening import _try_path
 from neural_mp.targets import Widths
@@ -51,16 +51,16 @@ def chain(tensors, weights):
 
 
 def cost(op, config):
-    return COSTS[Widths.of(config)]
+    return COSTS[Widths.from_config(config)]
 
 
 def words(plan):
-    return [str(Widths.of(config) or config.precision) for config in plan.configs.values()]
+    return [str(Widths.from_config(config) or config.precision) for config in plan.configs.values()]
 
 
 def test_first_plan_is_the_narrowest_and_the_last_is_float():
     choices, figures = chain([1e-3, 1e-4, 1e-4], [1e-5, 1e-5])
-    path = widening_path(choices, figures, cost)
+    path = trace_widening_path(choices, figures, cost)
     assert words(path[0]) == ["w8a8", "w8a8"]
     assert path[0].noise == pytest.approx(1e-3 + 2e-4 + 2e-5)
     assert words(path[-1]) == ["fp32", "fp32"]
@@ -69,7 +69,7 @@ def test_first_plan_is_the_narrowest_and_the_last_is_float():
 
 def test_weight_of_much_noise_is_widened_with_its_activations_first():
     choices, figures = chain([1e-6, 1e-6, 1e-6, 1e-6], [1e-7, 1e-2, 1e-7])
-    path = widening_path(choices, figures, cost)
+    path = trace_widening_path(choices, figures, cost)
     first = next(plan for plan in path if "w16a16" in words(plan))
     assert words(first) == ["w8a8", "w16a16", "w8a8"]
     assert first.noise < 1e-5
@@ -79,14 +79,14 @@ def test_noise_of_ops_that_stay_in_float_is_left_out():
     """An op that a user keeps in FP32, or of unknown range, is no choice of the search."""
     choices, figures = chain([1e-7, 1e-2, 1e-7], [1e-8, 1e-8])
     tunable = {"op0": choices["op0"]}
-    path = widening_path(tunable, figures.restricted_to(tunable), cost)
+    path = trace_widening_path(tunable, figures.restricted_to(tunable), cost)
     assert words(path[0]) == ["w8a8"]
     assert path[0].noise == pytest.approx(1e-7 + 1e-2 + 1e-8)
 
 
 def test_noisy_tensor_widens_all_ops_that_touch_it():
     choices, figures = chain([1e-7, 1e-2, 1e-7], [1e-8, 1e-8])
-    assert words(widening_path(choices, figures, cost)[1]) == ["w8a16", "w8a16"]
+    assert words(trace_widening_path(choices, figures, cost)[1]) == ["w8a16", "w8a16"]
 
 
 noises = st.floats(1e-9, 1e-2)
@@ -96,7 +96,7 @@ noises = st.floats(1e-9, 1e-2)
 def test_path_loses_noise_and_gains_cost_at_every_step(tensors, weights):
     """No op goes to float before every op is in its widest integers."""
     choices, figures = chain(tensors, weights[: len(tensors) - 1])
-    path = widening_path(choices, figures, cost)
+    path = trace_widening_path(choices, figures, cost)
     for before, after in itertools.pairwise(path):
         assert after.noise < before.noise
         assert after.cost > before.cost
@@ -108,7 +108,7 @@ def test_path_loses_noise_and_gains_cost_at_every_step(tensors, weights):
 def test_noise_of_a_plan_is_that_of_its_narrowest_readers(tensors, weights):
     """Computed by itself: each tensor in the narrowest width around it, each weight in its own."""
     choices, figures = chain(tensors, weights)
-    for plan in widening_path(choices, figures, cost):
+    for plan in trace_widening_path(choices, figures, cost):
         expected = 0.0
         for tensor in figures.tensors:
             specs = [plan.configs[op].activation for op in tensor.ops]
@@ -124,7 +124,7 @@ def test_op_of_one_width_does_not_keep_its_neighbours_narrow():
     """A layer beside an op that has 8 bits only: the op goes to float, the layer to 16 bits."""
     only = (OpConfig(Precision.INT8, None, A8), FP32)
     figures = WidthFigures((TensorNoise("t", ("layer", "only"), {"8": 1e-2, "16": 1e-7}),))
-    path = widening_path({"layer": LAYER, "only": only}, figures, cost_of_pair)
+    path = trace_widening_path({"layer": LAYER, "only": only}, figures, cost_of_pair)
     assert words(path[1]) == ["w8a16", "fp32"]
     assert path[1].noise == pytest.approx(1e-7)
 
@@ -159,13 +159,13 @@ def test_wider_op_keeps_its_algorithm_only_for_a_reader_in_8_bits():
     figures = WidthFigures((noisy("first", ("first", "second"), 0.01, kl=0.001),))
     narrow, wide = LAYER[:2]
     for reader, algorithm in ((narrow, "kl"), (wide, "minmax")):
-        configs = calibrated({"first": wide, "second": reader}, figures, {"first": "kl"})
+        configs = with_best_calibration({"first": wide, "second": reader}, figures, {"first": "kl"})
         assert configs["first"].activation.algorithm == algorithm
         assert configs["second"] == reader
 
 
 def cost_of_pair(op, config):
-    return {"a8": 0.5, "fp32": 2.0}.get(str(Widths.of(config) or "fp32"), 1.0)
+    return {"a8": 0.5, "fp32": 2.0}.get(str(Widths.from_config(config) or "fp32"), 1.0)
 
 
 def test_last_trial_is_for_the_widest_plan_if_all_others_missed():

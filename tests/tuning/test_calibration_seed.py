@@ -20,8 +20,8 @@ SORTED = [np.full((4, 3), number, np.float32) for number in range(10)]
 
 def classes(seed, samples=12, batches=SORTED):
     calibration = Calibration(Batches(batches, "calib_dataloader"), samples, seed)
-    read = [int(inputs[0, 0]) for inputs in calibration.inputs()]
-    assert calibration.count == len(read)
+    read = [int(inputs[0, 0]) for inputs in calibration.iterate_inputs()]
+    assert calibration.batch_count == len(read)
     return read
 
 
@@ -48,7 +48,7 @@ def test_batches_of_any_size_hold_the_samples():
     batches = [np.full((size, 3), size, np.float32) for size in (5, 1, 4, 2, 3)]
     for seed in range(30):
         calibration = Calibration(Batches(batches, "calib_dataloader"), 6, seed)
-        sizes = [len(inputs) for inputs in calibration.inputs()]
+        sizes = [len(inputs) for inputs in calibration.iterate_inputs()]
         assert sum(sizes) >= 6
     assert sorted(classes(3, samples=1000)) == list(range(10))
 
@@ -67,7 +67,7 @@ class OneAtATime:
 
 def test_a_loader_of_one_pass_at_a_time_is_drawn_from_too():
     calibration = Calibration(Batches(OneAtATime(), "calib_dataloader"), 12, seed=1)
-    read = [int(inputs[0, 0]) for inputs in calibration.inputs()]
+    read = [int(inputs[0, 0]) for inputs in calibration.iterate_inputs()]
     assert read == classes(1)
 
 
@@ -77,7 +77,7 @@ def test_the_time_limit_holds_while_batches_are_drawn():
 
     calibration = Calibration(Batches(SORTED, "calib_dataloader"), 12, seed=1)
     with pytest.raises(TimeoutError):
-        next(calibration.inputs(raise_late))
+        next(calibration.iterate_inputs(raise_late))
 
 
 def test_other_samples_are_measured_anew():
@@ -106,10 +106,10 @@ def test_a_job_calibrates_with_the_drawn_samples():
         sampling_size=12,
         calibration_seed=7,
     )
-    job, _ = converter._preparation(RunLog(Listener())).job()
+    job, _ = converter._job_builder(RunLog(Listener())).build_job()
     drawn = classes(7)
-    assert [int(inputs[0, 0]) for inputs in job.calibration.inputs()] == drawn
-    observations = job.model.calibrated(job.calibration.inputs()).observations
+    assert [int(inputs[0, 0]) for inputs in job.calibration.iterate_inputs()] == drawn
+    observations = job.model.with_calibration(job.calibration.iterate_inputs()).observations
     highest = {limits["minmax"][1] for limits in observations.ranges.values()}
     assert float(max(drawn)) in highest  # the range of the input
     assert max(drawn) > max(classes(None))

@@ -17,7 +17,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import ComparisonError, DataError
-from neural_mp.reporting.comparison import comparison_csv
+from neural_mp.reporting.comparison import format_comparison_csv
 from neural_mp.runs.report import Report
 from neural_mp.testing import uniform
 from neural_mp.testing.fixtures import machine
@@ -204,10 +204,10 @@ def test_what_a_repair_rescales_is_not_compared():
     model = loaded(net)
     adaptor, source = model.adaptor, model.held
     space = adaptor.space(source, machine()).restricted_to([INT8])
-    tunable = model.in_space(space).calibrated([IMAGES])
+    tunable = model.in_space(space).with_calibration([IMAGES])
     plan = uniform(space, INT8)
     plan = plan.replacing({"dense": replace(plan["dense"], corrections=("smooth",))})
-    result = OptimizedModel(tunable.converted(space.resolve(plan)), plan, Report())
+    result = OptimizedModel(tunable.convert_by_plan(space.resolve(plan)), plan, Report())
     comparison = neural_mp.compare(net, result, IMAGES)
     assert comparison.left_out["are rescaled by a correction"] == ("norm",)
     assert comparison.layers[-1].name == "dense"
@@ -225,7 +225,7 @@ def test_the_table_has_a_row_for_every_op_and_csv_a_line(chain, halved):
     shown = console.export_text()
     assert "First divergence at two (linear): 6.0 dB" in shown
     assert all(layer.name in shown for layer in comparison.layers)
-    lines = comparison_csv(comparison).splitlines()
+    lines = format_comparison_csv(comparison).splitlines()
     assert lines[0].startswith("name,type,dtype_a,dtype_b,sqnr")
     assert "one,linear,float32,float32,inf,0.0,0.0,1.0,0.0" in lines
     assert len(lines) == 1 + len(comparison.layers)

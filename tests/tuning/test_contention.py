@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from neural_mp.profiling import cpu_share, interleaved_rounds
+from neural_mp.profiling import measure_cpu_share, time_interleaved_rounds
 from neural_mp.tuning.measurement import objectives
 from neural_mp.tuning.measurement.objectives import Contention, Measurement
 
@@ -33,13 +33,13 @@ class Sleeping:
 @pytest.fixture
 def measured(monkeypatch):
     """Seconds of a model that waits, by the threads, callers and share of a CPU."""
-    monkeypatch.setattr(objectives, "interleaved_rounds", interleaved_rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", time_interleaved_rounds)
 
     def measure(share, **options):
-        monkeypatch.setattr(objectives, "cpu_share", lambda: share)
+        monkeypatch.setattr(objectives, "measure_cpu_share", lambda: share)
         measurement = Measurement(np.zeros((2, 1)), warmup=1, iterations=3, time_limit=0.1)
         measurement = replace(measurement, **options)
-        (seconds,) = measurement.interleaved([Sleeping()])
+        (seconds,) = measurement.measure_interleaved([Sleeping()])
         return max(seconds), measurement.contention.was_seen
 
     return measure
@@ -69,7 +69,7 @@ def test_a_cpu_is_shared_with_other_processes():
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout.readline()
-            share = cpu_share()
+            share = measure_cpu_share()
         finally:
             process.kill()
             os.sched_setaffinity(0, cpus)
@@ -77,26 +77,26 @@ def test_a_cpu_is_shared_with_other_processes():
 
 
 def test_concurrent_callers_are_timed_by_the_wall_clock(monkeypatch):
-    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.4)
+    monkeypatch.setattr(objectives, "measure_cpu_share", lambda: 0.4)
     inputs = np.zeros((2, 1))
     assert Measurement(inputs, threads=1).uses_cpu_seconds
     assert not Measurement(inputs, threads=1, streams=2).uses_cpu_seconds
 
 
 def test_earlier_rounds_by_the_wall_clock_are_not_mixed_with_cpu_seconds(measured, monkeypatch):
-    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.4)
+    monkeypatch.setattr(objectives, "measure_cpu_share", lambda: 0.4)
     measurement = Measurement(np.zeros((2, 1)), warmup=1, iterations=3, time_limit=0.1, threads=1)
-    rounds = measurement.rounds([Sleeping(), Sleeping()], earlier=[[9.0], [9.0]])
+    rounds = measurement.measure_rounds([Sleeping(), Sleeping()], earlier=[[9.0], [9.0]])
     assert max(map(max, rounds)) < SECONDS / 2
 
 
 def test_a_warning_follows_a_measurement_beside_other_processes(monkeypatch):
     contention = Contention()
-    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.99)
+    monkeypatch.setattr(objectives, "measure_cpu_share", lambda: 0.99)
     assert not contention.is_present()
-    assert contention.warnings == ()
+    assert contention.contention_warnings == ()
     contention = Contention()
-    monkeypatch.setattr(objectives, "cpu_share", lambda: 0.4)
+    monkeypatch.setattr(objectives, "measure_cpu_share", lambda: 0.4)
     assert contention.is_present()
-    (warning,) = contention.warnings
+    (warning,) = contention.contention_warnings
     assert "CPU seconds of one thread" in warning

@@ -239,7 +239,7 @@ def test_harm_that_fades_is_waited_for():
 
 
 def test_running_values_grow_and_are_kept_as_json():
-    grown = RunningValues().then(math.nan, 4).then(0.5, 4).then(0.6, 2)
+    grown = RunningValues().with_batch(math.nan, 4).with_batch(0.5, 4).with_batch(0.6, 2)
     assert grown.samples == (4, 8, 10)
     text = json.dumps(grown.to_dict(), allow_nan=False)
     again = RunningValues.from_dict(json.loads(text))

@@ -83,9 +83,9 @@ def without_extra_seconds(monkeypatch):
     [(Effort.QUICK, 3 * 2 + 10), (Effort.NORMAL, 30 * 2 + 300), (Effort.THOROUGH, 0)],
 )
 def test_the_limit_follows_from_the_seconds_of_calibration_and_evaluation(effort, seconds):
-    deadline = EFFORT_LIMITS[effort].deadline(2.0)
+    deadline = EFFORT_LIMITS[effort].start_deadline(2.0)
     assert deadline.seconds == seconds
-    assert math.isinf(deadline.end) == (effort is Effort.THOROUGH)
+    assert math.isinf(deadline.end_time) == (effort is Effort.THOROUGH)
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_smaller_timeout_ends_the_run_earlier(converter):
 
 def test_only_an_effort_that_is_set_limits_a_run_and_a_timeout_replaces_that_of_normal():
     def multiple(**options) -> float:
-        return job_builder.limits_of(MixedPrecision(**options)).multiple
+        return job_builder.make_effort_limits(MixedPrecision(**options)).multiple
 
     assert math.isinf(multiple())
     assert multiple(effort="normal") == 30
@@ -165,7 +165,7 @@ def test_a_slow_model_without_a_metric_gets_no_optional_measurements(
         return [[1.0 + (run.func.conversions.quantize > 0)] * 20 for run in runs]
 
     monkeypatch.setattr(unchecked, "decides_by_time", DECIDES)
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     monkeypatch.setattr(LoadedModel, "__call__", slow)
     limits = job_builder.EFFORT_LIMITS[Effort.QUICK]
     job_builder.EFFORT_LIMITS[Effort.QUICK] = replace(limits, multiple=0.0, extra_seconds=0.5)
@@ -202,9 +202,9 @@ def runs_of(monkeypatch):
     def count(effort: Effort, seconds: float, decides=None) -> int:
         model = Slow(seconds)
         monkeypatch.setattr(timing, "time", model)
-        monkeypatch.setattr(objectives, "interleaved_rounds", timing.interleaved_rounds)
+        monkeypatch.setattr(objectives, "time_interleaved_rounds", timing.time_interleaved_rounds)
         measurement = Measurement(np.zeros((2, 1)), warmup=0, limits=EFFORT_LIMITS[effort])
-        (rounds,) = measurement.interleaved([model], decides)
+        (rounds,) = measurement.measure_interleaved([model], decides)
         assert len(rounds) == model.runs
         return model.runs
 

@@ -10,7 +10,7 @@ from onnx_nets import convolutions
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.core import criterion
 from neural_mp.core.precision import Precision
-from neural_mp.strategies import strategy_classes
+from neural_mp.strategies import list_strategy_classes
 from neural_mp.testing import Split
 from neural_mp.tuning import tuner
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 #: Enough trials for every strategy to get beyond its first stage.
 MOST = 7
-STRATEGIES = sorted(strategy_classes())
+STRATEGIES = sorted(list_strategy_classes())
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from neural_mp.errors import ConfigurationError, MissingFrameworkError
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation
 from neural_mp.tuning.executors import WorkerPayload, read_workers
 from neural_mp.tuning.executors.contract import DIED, Workers, _Package
-from neural_mp.tuning.executors.local import LocalExecutor, max_processes
+from neural_mp.tuning.executors.local import LocalExecutor, count_possible_processes
 
 # A worker that imported this file would import PyTorch for seconds.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -106,7 +106,7 @@ def test_what_waits_longer_than_its_time_is_not_begun(started):
 
 def test_a_billion_workers_are_as_many_as_there_are_cores(started):
     executor, warnings = started(count=10**9)
-    assert 1 <= len(list(executor.places())) <= detect().cores
+    assert 1 <= len(list(executor.list_places())) <= detect().cores
     (warning,) = warnings
     assert warning.startswith("workers = 1000000000: this machine has ")
 
@@ -125,7 +125,7 @@ GIGABYTE = 1 << 30
     ],
 )
 def test_cores_bound_the_processes(setting, count, words):
-    processes, reason = max_processes(
+    processes, reason = count_possible_processes(
         Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE
     )
     assert processes == count
@@ -134,10 +134,12 @@ def test_cores_bound_the_processes(setting, count, words):
 
 
 def test_memory_bounds_the_processes():
-    count, reason = max_processes(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
+    count, reason = count_possible_processes(
+        Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE
+    )
     assert count == 3
     assert "3072 MiB of free memory, and a process needs about 1024 MiB" in reason
-    assert max_processes(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
+    assert count_possible_processes(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
 
 
 def workers(value):

@@ -15,7 +15,7 @@ from neural_mp.core.observations import KeptOutputs
 from neural_mp.tuning.measurement import sqnr
 from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.tuning.measurement.sqnr import OutputNoise, TimedRun, output_sqnr_db
-from neural_mp.util.noise import mean_nsr
+from neural_mp.util.noise import compute_mean_nsr
 
 
 @pytest.fixture
@@ -118,22 +118,26 @@ def test_a_model_against_itself_has_no_noise(net, digits):
 
 def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():
     reference = [np.ones(3, np.float32)]
-    assert mean_nsr(reference, [np.array([1, np.nan, 1], np.float32)]) == 1e9
-    assert mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(0.01, rel=1e-3)
+    assert compute_mean_nsr(reference, [np.array([1, np.nan, 1], np.float32)]) == 1e9
+    assert compute_mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(
+        0.01, rel=1e-3
+    )
     for outputs in (np.ones(4, np.float32), np.ones((3, 1), np.float32)):
-        assert mean_nsr(reference, [outputs]) == 1e9, "outputs of another length"
+        assert compute_mean_nsr(reference, [outputs]) == 1e9, "outputs of another length"
 
 
 def test_equal_nan_and_inf_are_neither_noise_nor_signal():
     masked = np.array([1, -np.inf, np.nan, 2, np.inf], np.float32)
     noisy = masked + np.array([0.1, 0, 0, -0.2, 0], np.float32)
-    assert mean_nsr([masked], [masked]) == 0
-    assert mean_nsr([masked], [noisy]) == pytest.approx(0.01, rel=1e-3)
+    assert compute_mean_nsr([masked], [masked]) == 0
+    assert compute_mean_nsr([masked], [noisy]) == pytest.approx(0.01, rel=1e-3)
     for index, value in ((1, np.inf), (1, 0), (2, 0), (3, np.nan), (4, np.nan)):
         outputs = masked.copy()
         outputs[index] = value
-        assert mean_nsr([masked], [outputs]) == 1e9, (index, value)
-    assert mean_nsr([masked, masked[:0]], [noisy, masked[:0]]) == pytest.approx(0.01, rel=1e-3)
+        assert compute_mean_nsr([masked], [outputs]) == 1e9, (index, value)
+    assert compute_mean_nsr([masked, masked[:0]], [noisy, masked[:0]]) == pytest.approx(
+        0.01, rel=1e-3
+    )
 
 
 class Clock:
@@ -156,7 +160,7 @@ def test_compared_batches_are_the_first_latency_rounds(monkeypatch) -> None:
     clock, (like, shorter) = Clock(monkeypatch), (np.ones((4, 2)), np.ones((3, 2)))
     models = clock.model("fp32", [1.0, 1.1, 9.0, 1.2]), clock.model("int8", [0.5, 0.5, 9.0, 0.5])
     noise = OutputNoise(*models, Measurement(like))
-    noise.fidelity([like, like, shorter, like])
+    noise.measure_fidelity([like, like, shorter, like])
     assert noise.seconds[0] == pytest.approx([1.0, 1.1, 1.2])
     assert noise.seconds[1] == pytest.approx([0.5, 0.5, 0.5])
     # The models begin in turn, so that neither always finds the caches of the other.
@@ -167,7 +171,7 @@ def test_a_cold_start_is_timed_again(monkeypatch) -> None:
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [1.1, 1.0, 1.1]), clock.model("int8", [2.0, 0.5, 0.5, 0.4])
     noise = OutputNoise(*models, Measurement(like))
-    noise.fidelity([like] * 3)
+    noise.measure_fidelity([like] * 3)
     assert noise.seconds[0] == pytest.approx([1.1, 1.0, 1.1])
     assert noise.seconds[1] == pytest.approx([0.4, 0.5, 0.5])
 
@@ -175,8 +179,8 @@ def test_a_cold_start_is_timed_again(monkeypatch) -> None:
 def test_a_run_just_made_is_the_first_of_the_comparison(monkeypatch) -> None:
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [1.0, 1.1]), clock.model("int8", [0.5, 0.5])
-    noise = OutputNoise(*models, Measurement(like), TimedRun.of(models[0], like))
-    assert noise.fidelity([like.copy(), like]).sqnr_db == math.inf
+    noise = OutputNoise(*models, Measurement(like), TimedRun.run_timed(models[0], like))
+    assert noise.measure_fidelity([like.copy(), like]).sqnr_db == math.inf
     assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
     assert clock.runs == ["fp32", "int8", "int8", "fp32"]
 
@@ -184,8 +188,8 @@ def test_a_run_just_made_is_the_first_of_the_comparison(monkeypatch) -> None:
 def test_a_run_on_other_samples_is_not_part_of_the_comparison(monkeypatch) -> None:
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [9.0, 1.0, 1.1]), clock.model("int8", [0.5] * 2)
-    noise = OutputNoise(*models, Measurement(like), TimedRun.of(models[0], like * 2))
-    assert noise.fidelity([like, like]).sqnr_db == math.inf
+    noise = OutputNoise(*models, Measurement(like), TimedRun.run_timed(models[0], like * 2))
+    assert noise.measure_fidelity([like, like]).sqnr_db == math.inf
     assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
 
 
@@ -194,7 +198,7 @@ def kept():
     """Outputs that differ from those of FP32, which the models of `Clock` return: a tenth more."""
     outputs = KeptOutputs()
     for inputs in (np.ones((4, 2)), np.full((4, 2), 2.0), np.full((4, 2), 3.0)):
-        outputs.add([inputs * 1.1])
+        outputs.add_outputs([inputs * 1.1])
         outputs.end_batch(inputs)
     return outputs
 
@@ -205,7 +209,7 @@ def test_of_known_outputs_few_runs_of_fp32_show_that_it_is_far_slower(monkeypatc
     times = clock.model("fp32", [fp32] * 3), clock.model("int8", [0.3 * fp32] * 9)
     noise = OutputNoise(*times, Measurement(batches[0]), kept=kept)
     # The first two batches have the outputs of the run, the other those that were kept.
-    decibels = noise.fidelity(batches).sqnr_db
+    decibels = noise.measure_fidelity(batches).sqnr_db
     assert decibels == pytest.approx(-10 * math.log10(1 / 3 * (1 / 11) ** 2), abs=1e-3)
     is_long = fp32 == 1.0
     assert clock.runs.count("fp32") == 3
@@ -217,7 +221,7 @@ def test_fp32_runs_on_known_outputs_as_long_as_its_time_is_in_doubt(monkeypatch,
     clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
     models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.8] * 3)
     noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
-    assert noise.fidelity(batches).sqnr_db == math.inf
+    assert noise.measure_fidelity(batches).sqnr_db == math.inf
     assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.8)] * 3)
 
 
@@ -225,7 +229,7 @@ def test_runs_without_fp32_do_not_count_once_one_of_them_is_slow(monkeypatch, ke
     clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
     models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.3, 0.3, 0.9, 0.3])
     noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
-    noise.fidelity(batches)
+    noise.measure_fidelity(batches)
     assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.3)] * 3)
 
 
@@ -233,16 +237,16 @@ def test_fp32_does_not_run_on_known_outputs_if_nothing_is_timed(monkeypatch, kep
     clock, inputs = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", []), clock.model("int8", [0.3])
     noise = OutputNoise(*models, kept=kept)
-    assert noise.fidelity([inputs]).sqnr_db == pytest.approx(20 * math.log10(11), abs=1e-3)
+    assert noise.measure_fidelity([inputs]).sqnr_db == pytest.approx(20 * math.log10(11), abs=1e-3)
 
 
 def test_outputs_beyond_the_limit_are_not_kept():
     cache, inputs = KeptOutputs(limit=100), np.ones((2, 3), np.float32)
     for number in range(5):
         if cache.is_open:
-            cache.add([inputs + number])
+            cache.add_outputs([inputs + number])
             cache.end_batch(inputs + number)
-    cached = [cache.of(inputs + number) for number in range(5)]
+    cached = [cache.get_outputs(inputs + number) for number in range(5)]
     assert [outputs is not None for outputs in cached] == [True] * 4 + [False]
 
 

@@ -10,11 +10,11 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import latency_ratio
+from neural_mp.profiling import estimate_latency_ratio
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.tuning.final_selection import select, why_fp32
+from neural_mp.tuning.final_selection import explain_fp32_result, select_plan
 from neural_mp.tuning.job import SearchSettings, TuningJob
-from neural_mp.tuning.measurement.objectives import gains_too_little, latency_figures
+from neural_mp.tuning.measurement.objectives import gains_too_little, make_latency_figures
 
 SPEED = {"performance": 1.0}
 
@@ -26,7 +26,7 @@ class Measured:
         self.shares, self.objectives, self.asked = shares, objectives, []
         self.min_speedup = min_speedup
 
-    def rounds(self, models, longer=1):
+    def measure_rounds(self, models, longer=1):
         self.asked.append(models)
         return [[self.shares.get(model, 1.0)] * 9 for model in models]
 
@@ -48,7 +48,7 @@ class Model:
             GRAPH, {op.name: Capability(configs, emulated=emulated) for op in GRAPH}
         )
 
-    def converted(self, plan):
+    def convert_by_plan(self, plan):
         low = [op for op, precision in plan.effective.items() if precision is not Precision.FP32]
         return low[0] if low else self
 
@@ -67,12 +67,12 @@ def job(shares, objectives=SPEED, emulated=frozenset(), for_numbers=frozenset(),
 
 
 def chosen(run, trials):
-    return select(run, trials, run.model)
+    return select_plan(run, trials, run.model)
 
 
 def trial(op, share, number, precision=Precision.INT8):
     plan = Model(frozenset()).space.resolve(PrecisionPlan({op: OpConfig(precision)})).plan
-    figures = latency_figures([1.0] * 9, [share] * 9) | {"relative_modelsize": share}
+    figures = make_latency_figures([1.0] * 9, [share] * 9) | {"relative_modelsize": share}
     return Trial(plan, Outcome.MET, 0.9, 0.0, figures, number=number)
 
 
@@ -97,7 +97,7 @@ def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
 def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
     trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
     run = job({"a": 0.9, "b": 0.9})
-    choice = select(run, trials, run.model, measured_alone={0, 1})
+    choice = select_plan(run, trials, run.model, measured_alone={0, 1})
     assert not run.measurement.asked
     assert choice.model == "a"
     assert choice.speed.ratio.value == pytest.approx(2.5)
@@ -115,7 +115,7 @@ def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
 def test_a_best_plan_in_doubt_is_measured_again(shares, measured_alone):
     trials = [trial(op, share, n) for n, (op, share) in enumerate(zip("ab", shares, strict=True))]
     run = job({"a": 0.7, "b": 0.9})
-    choice = select(run, trials, run.model, measured_alone)
+    choice = select_plan(run, trials, run.model, measured_alone)
     assert len(run.measurement.asked) == 1
     assert choice.speed.result == pytest.approx(0.7)
 
@@ -124,7 +124,7 @@ def test_a_plan_that_may_be_slower_than_fp32_is_measured_again():
     run = job({"a": 1.2})
     slow = trial("a", 0.99, 0)
     figures = {**slow.objectives, "relative_latency_high": 1.05}
-    choice = select(run, [replace(slow, objectives=figures)], run.model, measured_alone={0})
+    choice = select_plan(run, [replace(slow, objectives=figures)], run.model, measured_alone={0})
     assert choice.model is run.model
 
 
@@ -134,7 +134,7 @@ def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():
     choice = chosen(run, trials)
     assert (choice.model, choice.trial) == (run.model, None)
     assert choice.speed.ratio is None
-    reason = why_fp32(run, choice.slower_than_fp32, 0.9)
+    reason = explain_fp32_result(run, choice.slower_than_fp32, 0.9)
     assert "as fast as FP32" in reason
     assert "0.80×" in reason
 
@@ -148,13 +148,13 @@ def noisy_rounds(share, count=30, spread=0.05, seed=2):
 def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     run = job({})
     baseline, candidate = noisy_rounds(0.94)
-    spread = latency_ratio(candidate, baseline)
+    spread = estimate_latency_ratio(candidate, baseline)
     assert spread.value < 0.97
     assert spread.low < 0.95 < 0.97 < spread.high
-    run.measurement.rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
+    run.measurement.measure_rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
     choice = chosen(run, [trial("a", 0.9, 0)])
     assert choice.model is run.model
-    reason = why_fp32(run, choice.slower_than_fp32, 0.9)
+    reason = explain_fp32_result(run, choice.slower_than_fp32, 0.9)
     assert "at least 1.03 times as fast" in reason
     assert f"at {spread.inverse} the speed" in reason
 
@@ -164,7 +164,7 @@ def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
 def test_without_a_minimum_gain_any_gain_that_is_sure_wins(least, share, wins, seed):
     baseline, candidate = noisy_rounds(share, 2000, 0.001, seed)
     run = job({}, least=least)
-    run.measurement.rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
+    run.measurement.measure_rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
     assert (chosen(run, [trial("a", 0.9, 0)]).model == "a") is wins
 
 
@@ -184,7 +184,7 @@ def test_the_verdict_at_a_tie_is_fp32_on_a_machine_where_half_of_all_rounds_are_
             base * draw.uniform(1, 1.1, 60) * np.where(draw.random(60) < 0.5, 1, 3)
             for base in (1.0, share)
         )
-        won += not gains_too_little(SPEED, latency_figures(baseline, candidate))
+        won += not gains_too_little(SPEED, make_latency_figures(baseline, candidate))
     assert won <= 1
 
 
@@ -205,12 +205,12 @@ def test_speed_counts_for_nothing_where_it_is_not_wanted_or_not_to_be_had(kept):
 def test_int8_beside_an_emulated_precision_claims_speed():
     run = job({"a": 1.5}, emulated=frozenset({Precision.BF16}))
     plan = PrecisionPlan({"a": OpConfig(Precision.INT8), "b": OpConfig(Precision.BF16)})
-    slow = Trial(plan, Outcome.MET, 0.9, 0.0, latency_figures([1.0] * 9, [0.5] * 9))
+    slow = Trial(plan, Outcome.MET, 0.9, 0.0, make_latency_figures([1.0] * 9, [0.5] * 9))
     assert chosen(run, [slow]).model is run.model
 
 
 def test_the_spread_holds_the_ratio_and_shrinks_with_more_rounds():
-    few, many = (latency_ratio(*reversed(noisy_rounds(0.5, count))) for count in (8, 400))
+    few, many = (estimate_latency_ratio(*reversed(noisy_rounds(0.5, count))) for count in (8, 400))
     for spread in (few, many):
         assert spread.low <= spread.value <= spread.high
         assert spread.inverse.low == pytest.approx(1 / spread.high)
@@ -228,7 +228,7 @@ def test_what_others_take_from_a_busy_machine_is_not_held_against_a_model():
             * np.where(draw.random(30) < 0.5, 1, draw.uniform(3, 9, 30))
             for base in (1.6, 1.0)
         ]
-        spread = latency_ratio(*times)
+        spread = estimate_latency_ratio(*times)
         wrong += spread.value < 1
         assert 1.3 < spread.value < 2.0
     assert wrong == 0
@@ -247,5 +247,5 @@ def test_a_trial_is_slow_unless_all_of_its_spread_is_fast_enough():
     assert gains_too_little(
         SPEED, {"relative_latency": 0.9, "relative_latency_high": 1.0}, min_speedup=1.0
     )
-    assert not gains_too_little(SPEED, latency_figures([1.0, 1.0, 1.0], [0.9, 0.91, 0.9]))
-    assert not gains_too_little({"modelsize": 1.0}, latency_figures([1.0], [2.0]))
+    assert not gains_too_little(SPEED, make_latency_figures([1.0, 1.0, 1.0], [0.9, 0.91, 0.9]))
+    assert not gains_too_little({"modelsize": 1.0}, make_latency_figures([1.0], [2.0]))

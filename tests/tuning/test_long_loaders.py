@@ -123,8 +123,8 @@ def test_a_generator_is_read_only_as_far_as_it_is_asked_for():
     assert not numbers
     assert batches.first_inputs[0, 0] == 0
     assert numbers == [0]
-    assert [int(labels[0]) for _, labels in batches.pairs()] == [0, 1, 2, 3, 4]
-    assert [int(labels[0]) for _, labels in batches.pairs()] == [0, 1, 2, 3, 4]
+    assert [int(labels[0]) for _, labels in batches.iterate_pairs()] == [0, 1, 2, 3, 4]
+    assert [int(labels[0]) for _, labels in batches.iterate_pairs()] == [0, 1, 2, 3, 4]
     assert len(batches) == 5
 
 
@@ -166,7 +166,7 @@ def test_two_passes_at_the_same_time_see_the_same():
 @pytest.mark.parametrize("part", [slice(0, 2), slice(2, None), slice(1, 9)])
 def test_a_part_ends_with_the_limit_too(part):
     batches = Batches(lambda: endless(), "it", most=4)
-    numbers = [int(labels[0]) for _, labels in batches.pairs(part)]
+    numbers = [int(labels[0]) for _, labels in batches.iterate_pairs(part)]
     assert numbers == list(range(9))[slice(part.start, min(part.stop or 4, 4))]
 
 

@@ -14,7 +14,7 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.tuning.measurement.probe import MeasuringProbe
-from neural_mp.util.noise import mean_nsr
+from neural_mp.util.noise import compute_mean_nsr
 
 SEEN: dict[str, object] = {}
 
@@ -39,7 +39,9 @@ class Looking(Strategy):
 
 @pytest.fixture
 def converter(monkeypatch, net, digits, accuracy):
-    monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Looking())
+    monkeypatch.setattr(
+        "neural_mp.api.config_objects.create_strategy_named", lambda name: Looking()
+    )
     SEEN.clear()
     tuner = MixedPrecision()
     tuner.model = net
@@ -84,7 +86,7 @@ def test_every_weight_has_a_score(converter):
 def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     converter()
     expected = dict(SEEN)
-    for measured in ("_noise", "_times", "_latencies"):
+    for measured in ("_measure_noise", "_measure_times", "_measure_latencies"):
         monkeypatch.setattr(
             f"neural_mp.tuning.measurement.probe.MeasuringProbe.{measured}",
             lambda *_: pytest.fail("measured again"),
@@ -97,7 +99,7 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
 
 @pytest.mark.slow
 def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.0)
+    monkeypatch.setattr("neural_mp.tuning.tuner.measurement_allowance", lambda *_: 0.0)
     converter()
     assert SEEN["noise"] is None
     assert SEEN["latencies"] is None
@@ -106,7 +108,7 @@ def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
 
 @pytest.mark.slow
 def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1e-9)
+    monkeypatch.setattr("neural_mp.tuning.tuner.measurement_allowance", lambda *_: 1e-9)
     result = converter()
     (warning,) = (w for w in result.report.warnings if "not all ops were timed" in w)
     assert "time limit does not suffice" in warning
@@ -119,7 +121,7 @@ def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatc
     def broken(self, inputs, runs):
         raise RuntimeError("no profiler here")
 
-    monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)
+    monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile_ops", broken)
     warnings = [warning for warning in converter().report.warnings if "no profiler here" in warning]
     assert warnings[0].endswith("timed: RuntimeError: no profiler here")
 
@@ -138,7 +140,7 @@ def test_a_busy_machine_takes_nothing_away_from_what_is_measured(converter, monk
         time.sleep(0.5)
         return real(self, plan)
 
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1.4)
+    monkeypatch.setattr("neural_mp.tuning.tuner.measurement_allowance", lambda *_: 1.4)
     monkeypatch.setattr(MeasuringProbe, "_converted_or_none", waiting)
     monkeypatch.setattr(MeasuringProbe, "times", lambda self: OpTimings())
     converter()
@@ -162,7 +164,7 @@ def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
         work(0.3)
         plans.append(plan)
 
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.5)
+    monkeypatch.setattr("neural_mp.tuning.tuner.measurement_allowance", lambda *_: 0.5)
     monkeypatch.setattr(MeasuringProbe, "_converted_or_none", slow)
     monkeypatch.setattr(MeasuringProbe, "_outputs_or_none", slow)
     converter()
@@ -183,15 +185,17 @@ class LookingLate(Looking):
 @pytest.mark.slow
 def test_noise_is_measured_however_long_the_times_of_ops_took(converter, monkeypatch):
     """A plan that misses its target narrowly needs another calibration, not fewer INT8 ops."""
-    monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: LookingLate())
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.5)
-    real = MeasuringProbe._latencies
+    monkeypatch.setattr(
+        "neural_mp.api.config_objects.create_strategy_named", lambda name: LookingLate()
+    )
+    monkeypatch.setattr("neural_mp.tuning.tuner.measurement_allowance", lambda *_: 0.5)
+    real = MeasuringProbe._measure_latencies
 
     def slow(self, plans):
         work(1.0)
         return real(self, plans)
 
-    monkeypatch.setattr(MeasuringProbe, "_latencies", slow)
+    monkeypatch.setattr(MeasuringProbe, "_measure_latencies", slow)
     converter()
     assert SEEN["noise"] is not None
 
@@ -199,9 +203,9 @@ def test_noise_is_measured_however_long_the_times_of_ops_took(converter, monkeyp
 def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
     large, small = np.full(10, 1000.0), np.full(10, 1.0)
     off = [large + 10, small + 0.5]
-    assert mean_nsr([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
-    assert mean_nsr([small], [np.full(10, np.nan)]) == 1e9
-    assert mean_nsr([np.zeros(3)], [np.zeros(3)]) == 0.0
+    assert compute_mean_nsr([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
+    assert compute_mean_nsr([small], [np.full(10, np.nan)]) == 1e9
+    assert compute_mean_nsr([np.zeros(3)], [np.zeros(3)]) == 0.0
 
 
 def test_observations_survive_being_sent_to_another_process():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp import AccuracyCriterion
-from neural_mp.api.user_metrics import metric_label, resolve_direction
+from neural_mp.api.user_metrics import format_metric_label, resolve_direction
 from neural_mp.errors import ConfigurationError
 
 
@@ -134,8 +134,8 @@ def test_an_evaluation_function_counts_in_place_of_the_metric():
 
     metrics = weighted(named("RMSE", False))
     assert resolve_direction(AccuracyCriterion(), metrics, score).higher_is_better is True
-    assert metric_label(metrics, score) == "score"
-    assert metric_label(metrics, lambda model: 0.0) == "eval_func"
-    assert metric_label(metrics, None) == "RMSE"
-    assert metric_label([], None) == ""
-    assert metric_label(weighted(named("F1"), named("AUC")), None) == "0.5·F1 + 0.5·AUC"
+    assert format_metric_label(metrics, score) == "score"
+    assert format_metric_label(metrics, lambda model: 0.0) == "eval_func"
+    assert format_metric_label(metrics, None) == "RMSE"
+    assert format_metric_label([], None) == ""
+    assert format_metric_label(weighted(named("F1"), named("AUC")), None) == "0.5·F1 + 0.5·AUC"

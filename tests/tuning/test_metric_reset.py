@@ -11,7 +11,7 @@ from onnx_nets import dense_net
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.errors import MetricError
 from neural_mp.metrics import Accuracy
-from neural_mp.metrics.coercion import as_metric
+from neural_mp.metrics.coercion import convert_to_metric
 from neural_mp.tuning.evaluation.metric_values import MetricBatch, ResetWatch, check_reset
 
 LABELS = np.arange(8) % 4
@@ -144,7 +144,7 @@ class CountingPasses(Counting):
         (CountingPasses, False),
         (Clean, False),
         (Accuracy, False),
-        (lambda: as_metric(recall), False),
+        (lambda: convert_to_metric(recall), False),
         (Remembering, True),
         (OfTheClass, True),
         (Keeping, True),
@@ -155,9 +155,9 @@ def test_states_tell_suspects_without_calls(kind, suspect):
     metrics = [(metric, 1.0)]
     for _ in range(3):
         metric.reset()
-        watch.cleared(metrics)
+        watch.handle_reset(metrics)
         metric.update(RIGHT, LABELS)
-        watch.updated(metrics)
+        watch.handle_update(metrics)
         metric.update(RIGHT, LABELS)
         metric.result()
     assert watch.suspects == ((0,) if suspect else ())

@@ -11,7 +11,7 @@ from neural_mp.errors import MetricError
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.evaluator import Evaluator
-from neural_mp.tuning.evaluation.metric_values import as_scalar
+from neural_mp.tuning.evaluation.metric_values import convert_to_scalar
 
 
 class Broken(float):
@@ -32,12 +32,12 @@ class Broken(float):
 )
 def test_what_is_no_number_is_named(value, words):
     with pytest.raises(MetricError, match=words):
-        as_scalar(value, "mine")
+        convert_to_scalar(value, "mine")
 
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.ma.array(0.5), np.ma.array([0.5])])
 def test_numbers_are_taken(value):
-    assert as_scalar(value, "mine") == 0.5
+    assert convert_to_scalar(value, "mine") == 0.5
 
 
 @pytest.mark.parametrize("result", [Broken(1), np.ma.masked])

@@ -15,11 +15,11 @@ import pytest
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyTunableModel, LoadedModel
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import interleaved_rounds
 from neural_mp.profiling import measurement as timing
+from neural_mp.profiling import time_interleaved_rounds
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.measurement import objectives
 from neural_mp.tuning.measurement.objectives import Measurement
@@ -27,10 +27,10 @@ from neural_mp.tuning.measurement.objectives import Measurement
 
 @pytest.fixture
 def calibrated(net, digits) -> AnyTunableModel:
-    adaptor = adaptor_named("pytorch")
+    adaptor = get_adaptor_named("pytorch")
     loaded = LoadedModel(adaptor, adaptor.load(net, example=digits[0].images[:8]))
     space = loaded.whole_space(detect()).restricted_to([Precision.INT8])
-    return loaded.in_space(space).calibrated([digits[0].images[:8]])
+    return loaded.in_space(space).with_calibration([digits[0].images[:8]])
 
 
 def all_int8(model: AnyTunableModel) -> ResolvedPlan:
@@ -39,22 +39,22 @@ def all_int8(model: AnyTunableModel) -> ResolvedPlan:
 
 def test_a_plan_in_use_is_not_converted_again(calibrated, digits):
     plan = all_int8(calibrated)
-    first = calibrated.converted(plan)
-    assert calibrated.converted(plan) is first
+    first = calibrated.convert_by_plan(plan)
+    assert calibrated.convert_by_plan(plan) is first
     images = digits[0].images[:8]
     expected = first(images)
     del first
-    np.testing.assert_array_equal(calibrated.converted(plan)(images), expected)
+    np.testing.assert_array_equal(calibrated.convert_by_plan(plan)(images), expected)
 
 
 def test_a_model_calibrated_on_other_data_is_converted_anew(calibrated, digits):
-    other = calibrated.calibrated([10 * digits[0].images[:8]])
+    other = calibrated.with_calibration([10 * digits[0].images[:8]])
     plan = all_int8(calibrated)
-    assert other.converted(plan) is not calibrated.converted(plan)
+    assert other.convert_by_plan(plan) is not calibrated.convert_by_plan(plan)
 
 
 def test_a_runtime_is_asked_for_its_kernels_once(net, digits, monkeypatch):
-    adaptor = adaptor_named("pytorch")
+    adaptor = get_adaptor_named("pytorch")
     loaded = LoadedModel(adaptor, adaptor.load(net, example=digits[0].images[:8]))
     asked: list[Any] = []
     space = Adaptor.space
@@ -84,7 +84,7 @@ def test_no_tried_plan_is_converted_twice_in_a_search(net, digits, accuracy, mon
     def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
         return [[2.0 - (run.func.conversions.quantize > 0)] * 20 for run in runs]
 
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     monkeypatch.setattr(Adaptor, "convert", recorded)
     tuner = MixedPrecision(model=net, metric=accuracy, cache=False)
     tuner.calib_dataloader, tuner.eval_dataloader = digits[0].loader(), digits[1].loader()
@@ -114,7 +114,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     fake = SimpleNamespace(now=0.0)
     fake.perf_counter = lambda: fake.now
     monkeypatch.setattr(timing, "time", fake)
-    monkeypatch.setattr(objectives, "interleaved_rounds", interleaved_rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", time_interleaved_rounds)
     monkeypatch.setattr(Measurement, "uses_cpu_seconds", False)
     return fake
 
@@ -123,7 +123,7 @@ def test_a_runtime_that_is_surely_slower_gets_no_further_rounds(clock):
     """Four rounds of at least a second: fewer may be slowed by chance."""
     measurement = Measurement(None, time_limit=100.0)
     slow, near, fast = (Timed(clock, seconds) for seconds in (0.9, 0.21, 0.2))
-    rounds: Any = measurement.interleaved([slow, near, fast], is_warm=True)  # type: ignore[list-item]
+    rounds: Any = measurement.measure_interleaved([slow, near, fast], is_warm=True)  # type: ignore[list-item]
     assert [len(seconds) for seconds in rounds] == [4, 30, 30]
     assert slow.runs == 1 + 4  # a warm-up
 
@@ -131,14 +131,14 @@ def test_a_runtime_that_is_surely_slower_gets_no_further_rounds(clock):
 def test_a_plan_far_faster_than_fp32_takes_as_few_rounds_as_are_sure(clock):
     fp32, plan, slower = (Timed(clock, seconds) for seconds in (0.9, 0.3, 0.6))
     measurement = Measurement(None, time_limit=100.0)
-    rounds: Any = measurement.rounds([fp32, plan])  # type: ignore[list-item]
+    rounds: Any = measurement.measure_rounds([fp32, plan])  # type: ignore[list-item]
     assert [len(seconds) for seconds in rounds] == [4, 4]
-    rounds = measurement.contest([fp32, slower, plan])  # type: ignore[list-item]
+    rounds = measurement.measure_until_decided([fp32, slower, plan])  # type: ignore[list-item]
     assert [len(seconds) for seconds in rounds] == [4, 4, 4]
 
 
 def test_models_of_short_runs_keep_all_rounds(clock):
     """States of the machine last longer than four short runs."""
     short, shorter = Timed(clock, 0.01), Timed(clock, 0.003)
-    rounds: Any = Measurement(None).interleaved([short, shorter])  # type: ignore[list-item]
+    rounds: Any = Measurement(None).measure_interleaved([short, shorter])  # type: ignore[list-item]
     assert [len(seconds) for seconds in rounds] == [30, 30]

@@ -19,12 +19,12 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import MAX_GAIN, Duration, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.search.cost_model import CostInputs, predicted_time
+from neural_mp.search.cost_model import CostInputs, predict_plan_time
 from neural_mp.tuning.measurement.op_timing import (
+    combine_op_timings,
     loses_in_int8,
     scale_runs,
     time_ops,
-    times_of,
     weights_in_int8,
     with_conversions,
 )
@@ -47,7 +47,7 @@ class Profiled:
     noise: list[float]
     conversions: SimpleNamespace = field(default_factory=lambda: COUNTS)
 
-    def profile(self):
+    def profile_ops(self):
         worse = self.noise.pop(0)
         return {name: (seconds * worse,) * 2 for name, seconds in self.seconds.items()}
 
@@ -55,9 +55,9 @@ class Profiled:
 def found(fp32, int8, wholes, passes=2):
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
     baseline, *candidates = time_ops(
-        models, lambda model: model.profile(), lambda models: wholes, passes
+        models, lambda model: model.profile_ops(), lambda models: wholes, passes
     )
-    return times_of(SPACE, baseline, candidates, 0.0, {})
+    return combine_op_timings(SPACE, baseline, candidates, 0.0, {})
 
 
 FLOAT = {"op0": 4.0, "op1": 2.0, "op2": 2.0}
@@ -89,25 +89,27 @@ def test_what_takes_longer_beside_int8_counts_as_conversion():
         mixed: Profiled({**LOW, "op1": 3.0}, [1.0]),
     }
     baseline, candidate = time_ops(
-        models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1
+        models, lambda model: model.profile_ops(), lambda models: [8.0, 6.0], 1
     )
-    assert times_of(space, baseline, [candidate], 0.0, {}).conversion == pytest.approx(1.0 / 2)
-    in_place = times_of(space, baseline, [candidate], 0.0, {}, in_place=True)
+    assert combine_op_timings(space, baseline, [candidate], 0.0, {}).conversion == pytest.approx(
+        1.0 / 2
+    )
+    in_place = combine_op_timings(space, baseline, [candidate], 0.0, {}, in_place=True)
     assert in_place.conversion == pytest.approx((1.0 + 1.0) / 2)
 
 
 def test_one_fast_and_one_slow_run_decide_nothing():
     """The time of an op is the first quartile of its runs; its interval ends at the median."""
     runs = [5.0, 5.2, 0.01, 5.1, 90.0]
-    duration = Duration.of(runs)
+    duration = Duration.from_runs(runs)
     assert duration == (np.quantile(runs, 0.25), min(runs), np.median(runs))
-    assert Duration.of([3.0]) == (3.0, 3.0, 3.0)
+    assert Duration.from_runs([3.0]) == (3.0, 3.0, 3.0)
 
 
 def test_times_of_ops_have_the_interval_of_their_runs():
     """An op together with the ops fused into it is summed run by run."""
     fp32 = Profiled(FLOAT, [1.0])
-    fp32.profile = lambda: {name: (s, 1.2 * s, 1.4 * s) for name, s in FLOAT.items()}
+    fp32.profile_ops = lambda: {name: (s, 1.2 * s, 1.4 * s) for name, s in FLOAT.items()}
     times = found(fp32, Profiled(LOW, [1.0, 1.0]), [0.0, 0.0], passes=1)
     assert times.ops["op0"][Precision.FP32] == pytest.approx(4.4)
     assert times.spread["op0"][Precision.FP32] == pytest.approx((4.0, 4.8))
@@ -117,12 +119,12 @@ def test_times_of_ops_have_the_interval_of_their_runs():
 def test_a_gain_has_an_interval_and_is_clipped_with_a_mark(int8, value, clipped):
     ops = {"conv": {Precision.FP32: 4.0, Precision.INT8: int8}}
     spread = {"conv": {Precision.FP32: (3.0, 5.0), Precision.INT8: (int8 / 2, int8 * 2)}}
-    gain = OpTimings(ops, spread=spread).gain("conv", Precision.INT8)
+    gain = OpTimings(ops, spread=spread).op_gain("conv", Precision.INT8)
     assert gain is not None
     assert gain.value == value
     assert gain.low <= gain.value <= gain.high <= MAX_GAIN
     assert gain.clipped == clipped
-    assert OpTimings(ops).gain("conv", Precision.BF16) is None
+    assert OpTimings(ops).op_gain("conv", Precision.BF16) is None
 
 
 def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
@@ -130,17 +132,17 @@ def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
     fp32, int8 = Profiled(FLOAT, [1.0] * 3), Profiled(LOW, [1.0] * 3)
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
     baseline, candidate = time_ops(
-        models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1
+        models, lambda model: model.profile_ops(), lambda models: [8.0, 4.0], 1
     )
     elements = dict.fromkeys(["x", "op0", "op1", "op2"], 1000.0)
     for per_element in (0.0, 1e-4, 1.0):
-        times = times_of(SPACE, baseline, [candidate], per_element, elements)
+        times = combine_op_timings(SPACE, baseline, [candidate], per_element, elements)
         conversion = times.conversion + times.per_element * elements["x"]
         assert conversion == pytest.approx(0.5)
         figures = CostInputs({}, times=times, values=elements)
         low = plan_in(Precision.INT8).plan
         inner = sum(LOW[op] for op in SPACE.tunable_ops)
-        assert predicted_time(SPACE, figures, low) == pytest.approx((inner + conversion) / 8.0)
+        assert predict_plan_time(SPACE, figures, low) == pytest.approx((inner + conversion) / 8.0)
 
 
 @given(
@@ -155,10 +157,10 @@ def test_conversions_never_take_less_than_nothing(seconds, counts):
         plan_in(Precision.INT8): Profiled(low, [1.0]),
     }
     baseline, candidate = time_ops(
-        models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1
+        models, lambda model: model.profile_ops(), lambda models: [8.0, 4.0], 1
     )
     elements = dict(zip(["x", "op0", "op1", "op2"], map(float, counts), strict=True))
-    times = times_of(SPACE, baseline, [candidate], 1.0, elements)
+    times = combine_op_timings(SPACE, baseline, [candidate], 1.0, elements)
     assert times.conversion is not None
     assert times.conversion >= 0
     assert OpTimings.from_dict(times.to_dict()) == times
@@ -181,7 +183,7 @@ def test_an_op_within_the_kernel_of_another_takes_no_time_of_its_own():
     )
     assert times.runs_within_another("op1")
     assert times.ops["op1"][Precision.FP32] < 1e-6 * times.ops["op1"][Precision.INT8]
-    assert times.gain("op1", Precision.INT8) is None
+    assert times.op_gain("op1", Precision.INT8) is None
     assert OpTimings.from_dict(times.to_dict()) == times
 
 
@@ -195,7 +197,7 @@ def test_conversions_take_what_ops_take_longer_in_a_plan_that_has_many():
     assert plan.effective == {"op0": Precision.INT8, "op1": Precision.FP32, "op2": Precision.INT8}
     mixed = {"op0": 1.25, "op1": 2.5, "op2": 2.0}
     (timing,) = time_ops(
-        {plan: Profiled(mixed, [1.0])}, lambda model: model.profile(), lambda models: [5.75], 1
+        {plan: Profiled(mixed, [1.0])}, lambda model: model.profile_ops(), lambda models: [5.75], 1
     )
     elements = {"x": 10.0, "op1": 30.0}
     measured = with_conversions(space, times, timing, elements)

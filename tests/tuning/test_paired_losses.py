@@ -12,7 +12,7 @@ from torch import nn
 from neural_mp import MixedPrecision
 from neural_mp.core.trial import Outcome
 from neural_mp.metrics import KLDivergence, Perplexity
-from neural_mp.reporting.tables import trial_table
+from neural_mp.reporting.tables import build_trial_table
 from neural_mp.tuning.evaluation.accuracy_bounds import TextLosses, metric_of_texts
 
 
@@ -36,7 +36,7 @@ def test_the_bound_of_unrelated_texts_is_that_of_a_bootstrap_or_wider():
         increases = (sums - base)[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
         expected = base.sum() / counts.sum() + np.quantile(increases, 0.99)
         loss = sums.sum() / counts.sum()
-        bound = candidate.bound_over(baseline)
+        bound = candidate.bound_mean_over(baseline)
         # As many other texts vary as much as these do.
         ratios.append((bound - loss) / (np.sqrt(2) * (expected - loss)))
     assert min(ratios) > 0.9
@@ -58,7 +58,9 @@ def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_a_hundred_set
     for _ in range(400):
         baseline, candidate = texts(random, 100)
         other_before, other_after = texts(random, 100)
-        bound = candidate.bound_over(baseline) - np.sum(baseline.sums) / np.sum(baseline.counts)
+        bound = candidate.bound_mean_over(baseline) - np.sum(baseline.sums) / np.sum(
+            baseline.counts
+        )
         change = np.sum(other_after.sums) - np.sum(other_before.sums)
         exceeded += change / np.sum(other_after.counts) > bound
     assert exceeded <= 0.025 * 400
@@ -67,8 +69,8 @@ def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_a_hundred_set
 def test_few_texts_or_other_texts_give_no_bound():
     baseline, candidate = _texts(np.random.default_rng(0), 20)
     short = TextLosses(candidate.sums[:5], candidate.counts[:5])
-    assert short.bound_over(TextLosses(baseline.sums[:5], baseline.counts[:5])) is None
-    assert candidate.bound_over(TextLosses(baseline.sums, baseline.counts[::-1])) is None
+    assert short.bound_mean_over(TextLosses(baseline.sums[:5], baseline.counts[:5])) is None
+    assert candidate.bound_mean_over(TextLosses(baseline.sums, baseline.counts[::-1])) is None
 
 
 @pytest.mark.parametrize("metric", [Perplexity(), KLDivergence()])
@@ -84,7 +86,7 @@ def test_metrics_of_texts_keep_what_their_result_is_made_of(metric):
     sums, counts = metric.text_losses()
     assert len(sums) == 15
     assert metric.at_loss(np.sum(sums) / np.sum(counts)) == pytest.approx(metric.result())
-    many = TextLosses.of(metric)
+    many = TextLosses.from_metric(metric)
     assert np.sum(many.sums) == pytest.approx(np.sum(sums))
     metric.reset()
     assert metric.text_losses() == ([], [])
@@ -149,7 +151,7 @@ def test_a_plan_that_meets_the_target_on_these_texts_only_is_missed(run):
 
 def test_tables_show_the_bound(run):
     trials = run(0.02).trials
-    table = trial_table([(trial, None) for trial in trials])
+    table = build_trial_table([(trial, None) for trial in trials])
     column = next(c for c in table.columns if c.header == "loss")
     assert any("at most" in str(cell) for cell in column.cells)
     assert not math.isnan(trials[0].loss_bound)

@@ -96,9 +96,9 @@ def labels(pairs):
 @pytest.mark.parametrize("make", (SKIPPING | WALKING).values(), ids=(SKIPPING | WALKING).keys())
 def test_parts_together_are_all_batches_in_their_order(make):
     batches = Batches(make(Samples()), "eval_dataloader")
-    assert labels(batches.pairs()) == WHOLE
-    assert [batch for part in PARTS for batch in labels(batches.pairs(part))] == WHOLE
-    assert labels(batches.pairs(PARTS[1])) == WHOLE[2:4]
+    assert labels(batches.iterate_pairs()) == WHOLE
+    assert [batch for part in PARTS for batch in labels(batches.iterate_pairs(part))] == WHOLE
+    assert labels(batches.iterate_pairs(PARTS[1])) == WHOLE[2:4]
 
 
 @pytest.mark.slow
@@ -116,22 +116,22 @@ def test_parts_together_are_all_batches_of_a_loader_with_processes():
 def test_batches_of_others_are_not_read(name):
     samples = Samples()
     batches = Batches(SKIPPING[name](samples), "eval_dataloader")
-    list(batches.pairs(PARTS[1]))
+    list(batches.iterate_pairs(PARTS[1]))
     assert samples.read == [*range(2 * SIZE, 4 * SIZE)]
 
 
 def test_an_incomplete_last_batch_that_is_dropped_stays_out_of_the_last_part():
     batches = Batches(DataLoader(Samples(), SIZE, last_batch="discard"), "eval_dataloader")
-    assert labels(batches.pairs(PARTS[2])) == WHOLE[4:5]
+    assert labels(batches.iterate_pairs(PARTS[2])) == WHOLE[4:5]
 
 
 def test_the_count_is_known_once_they_were_walked():
     batches = Batches(lambda: iter(DataLoader(Samples(), SIZE)), "eval_dataloader")
-    assert batches.count == 0
-    assert len(list(batches)) == batches.count == len(WHOLE)
-    list(batches.pairs(PARTS[0]))
+    assert batches.batch_count == 0
+    assert len(list(batches)) == batches.batch_count == len(WHOLE)
+    list(batches.iterate_pairs(PARTS[0]))
     next(iter(batches))
-    assert batches.count == len(WHOLE)
+    assert batches.batch_count == len(WHOLE)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -139,5 +139,5 @@ def test_the_count_is_known_once_they_were_walked():
 def test_another_order_each_time_is_seen(shuffle, known):
     batches = Batches(DataLoader(Samples(), SIZE, shuffle=shuffle), "eval_dataloader")
     if known:
-        batches.fingerprint()
-    assert batches.shuffled is shuffle
+        batches.data_fingerprint()
+    assert batches.is_shuffled is shuffle

@@ -27,7 +27,7 @@ def samples(count=SAMPLES):
 def contents_of(batches):
     contents = PassContents()
     for inputs, labels in batches:
-        contents = contents.then(inputs, labels)
+        contents = contents.with_batch(inputs, labels)
     return contents
 
 

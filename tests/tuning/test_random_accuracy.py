@@ -79,15 +79,19 @@ def test_a_model_worse_than_tolerated_is_rarely_met_and_an_equal_one_mostly(crit
                 (draw.normal(0.9, spread), {}), lambda: (draw.normal(0.9, spread), {})
             )
             noise = AccuracySpread(float(np.std(base.accuracies, ddof=1)), len(base.passes))
-            candidate = noise.repeated(
-                lambda loss=loss: (draw.normal(0.9 + sign * loss, spread), {}), criterion, base.mean
+            candidate = noise.repeat_evaluation(
+                lambda loss=loss: (draw.normal(0.9 + sign * loss, spread), {}),
+                criterion,
+                base.mean_accuracy,
             )
-            met[loss] += noise.met(criterion, base.mean, candidate.mean, len(candidate.passes))
+            met[loss] += noise.meets_target(
+                criterion, base.mean_accuracy, candidate.mean_accuracy, len(candidate.passes)
+            )
     assert met[0.02] < 0.1 * runs
     assert met[0.0] > 0.9 * runs
 
 
 def test_a_deterministic_spread_changes_no_verdict():
     exact = AccuracySpread()
-    assert exact.met(HIGHER, 0.9, 0.88)
-    assert not exact.met(HIGHER, 0.9, 0.8799)
+    assert exact.meets_target(HIGHER, 0.9, 0.88)
+    assert not exact.meets_target(HIGHER, 0.9, 0.8799)

@@ -145,7 +145,7 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     converter.metric = MergingMetric(tmp_path, 0.0)
     single = converter()
     monkeypatch.setattr(trial_runner, "STARTING", 0.0)
-    monkeypatch.setattr(sharding, "sharded_seconds", lambda *arguments: 0.0)
+    monkeypatch.setattr(sharding, "estimate_sharded_seconds", lambda *arguments: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
     together = tuned_as_a_node_is_killed(converter, joined, tmp_path)
     assert told(together) == told(single)
@@ -173,13 +173,13 @@ def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, joined, tmp_
 
 
 def test_a_node_that_computes_in_another_way_gets_no_work(converter, joined, monkeypatch):
-    original = ray_nodes.NumericalTraits.here
+    original = ray_nodes.NumericalTraits.of_this_machine
 
     def other_version(kind):
         return ray_nodes.NumericalTraits({**original(kind).values, "onnxruntime": "1.0"})
 
     # Only this process is changed, not those of the nodes.
-    monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)
+    monkeypatch.setattr(ray_nodes.NumericalTraits, "of_this_machine", other_version)
     converter.workers = {"engine": "ray", "address": joined.address}
     with pytest.raises(TuningError, match=r"node .* is excluded: onnxruntime is .*, here 1\.0"):
         converter()

@@ -74,7 +74,7 @@ def converter(stream, digits, accuracy, tmp_path) -> MixedPrecision:
 def check_stages(result, converter, stages):
     """Assert the noise at each stage; that of the result is the one of a comparison."""
     noise = result.report.stage_noise
-    assert [stage.value for stage in noise.stages] == stages
+    assert [stage.value for stage in noise.measured_stages] == stages
     assert noise.ops.keys() == set(result.plan)
     first = next(iter(converter.calib_dataloader))[0]
     compared = compare(converter.model, result, [first])
@@ -119,9 +119,9 @@ class LateLayers:
 
     def __init__(self, monkeypatch):
         self.learned, self.late = 0, 0.0
-        self.learn, clock = reconstruction.reconstructed_layer, time.monotonic
+        self.learn, clock = reconstruction.reconstruct_layer_weight, time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: clock() + self.late)
-        monkeypatch.setattr(reconstruction, "reconstructed_layer", self)
+        monkeypatch.setattr(reconstruction, "reconstruct_layer_weight", self)
 
     def __call__(self, *args, **options):
         result = self.learn(*args, **options)
@@ -139,7 +139,7 @@ class LateLayers:
 def test_a_time_limit_ends_learning_and_what_was_learned_is_evaluated(converter, monkeypatch):
     layers = LateLayers(monkeypatch)
     converter.exit_policy = ExitPolicy(timeout=layers.limit)
-    monkeypatch.setattr(Baseline, "reserve", 150.0)
+    monkeypatch.setattr(Baseline, "reserved_seconds", 150.0)
     result = converter()
     assert layers.learned == 2
     learned = trial_with_learned_weights(result)

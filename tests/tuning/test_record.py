@@ -13,7 +13,7 @@ from neural_mp import ExitPolicy, MixedPrecision, load
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError
-from neural_mp.runs.history import read_record, storage_url
+from neural_mp.runs.history import get_storage_url, read_record
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict
 from neural_mp.runs.report import Report
 from neural_mp.testing import Accuracy
@@ -55,13 +55,13 @@ def converter(net, digits, tmp_path):
 @pytest.fixture
 def stored(converter):
     """What the workspace alone says."""
-    return lambda number=None: read_record(storage_url(converter.workspace), number)
+    return lambda number=None: read_record(get_storage_url(converter.workspace), number)
 
 
 def test_the_record_of_a_workspace_is_that_of_the_result(finished):
     workspace, result = finished
     for number in (None, 1):
-        record = read_record(storage_url(workspace), number)
+        record = read_record(get_storage_url(workspace), number)
         assert record_to_dict(record) == record_to_dict(result.record)
 
 
@@ -159,7 +159,7 @@ def test_a_run_that_did_not_end_has_its_trials_and_no_ending(converter, stored, 
     def killed(*arguments):
         raise SystemExit
 
-    monkeypatch.setattr(tuner, "select", killed)
+    monkeypatch.setattr(tuner, "select_plan", killed)
     with pytest.raises(SystemExit):
         converter()
     record = stored()
@@ -212,9 +212,9 @@ def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeyp
 
 def test_there_is_no_record_of_a_run_that_is_not_there(finished, tmp_path):
     with pytest.raises(HistoryError, match="there is no run in"):
-        read_record(storage_url(tmp_path / "elsewhere"))
+        read_record(get_storage_url(tmp_path / "elsewhere"))
     with pytest.raises(HistoryError, match="there is no run 7 in .*; the latest are 1"):
-        read_record(storage_url(finished[0]), 7)
+        read_record(get_storage_url(finished[0]), 7)
 
 
 def test_a_damaged_record_is_one_clear_error(result):

@@ -77,5 +77,5 @@ def test_persistent_workers_of_torch_are_read_in_every_pass(shuffled):
     batches = Batches(loader, "eval_dataloader")
     assert len(batches.first_pair[1]) == 4  # an interrupted pass
     for _ in range(3):
-        labels = torch.cat([labels for _, labels in batches.pairs()]).tolist()
+        labels = torch.cat([labels for _, labels in batches.iterate_pairs()]).tolist()
         assert sorted(labels) == list(range(23))

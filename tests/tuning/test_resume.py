@@ -13,7 +13,7 @@ from neural_mp.core.precision import FP32
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.metrics import build_metric
-from neural_mp.runs.fingerprint import differences, in_detail
+from neural_mp.runs.fingerprint import in_detail, list_differences
 from neural_mp.runs.history import History
 
 pytestmark = pytest.mark.slow
@@ -55,13 +55,13 @@ def test_what_is_known_of_a_trial_that_did_not_end_is_kept(tmp_path, end):
     about, url = {"model": "net"}, f"sqlite:///{tmp_path / 'history.db'}"
     history = History(url, about, higher_is_better=True)
     plans = [PrecisionPlan({"a": FP32}), PrecisionPlan({"b": FP32})]
-    numbers = [history.start(), history.start()]
-    history.keep(Trial(plans[0], Outcome.MET, 0.9, number=numbers[0]))
+    numbers = [history.begin_trial(), history.begin_trial()]
+    history.keep_trial(Trial(plans[0], Outcome.MET, 0.9, number=numbers[0]))
     if end == "abandoned":
         for number, plan in zip(numbers, plans, strict=True):
-            history.abandon(number, plan, "Ctrl-C")
+            history.abandon_trial(number, plan, "Ctrl-C")
     history.close()
-    (trial,) = History(url, about, higher_is_better=True, resume=True).trials()
+    (trial,) = History(url, about, higher_is_better=True, resume=True).read_trials()
     assert (trial.plan, trial.accuracy) == (plans[0], 0.9)
     (study,) = optuna.get_all_study_summaries(url)
     loaded = optuna.load_study(study_name=study.study_name, storage=url)
@@ -213,14 +213,14 @@ def test_under_another_python_bytecode_is_not_compared():
         }
 
     half, changed = lambda model: 0.5, lambda model: 0.7
-    assert differences(told(half, "3.11"), told(changed, "3.11"))
-    assert not differences(told(half, "3.11"), told(changed, "3.12"))
+    assert list_differences(told(half, "3.11"), told(changed, "3.11"))
+    assert not list_differences(told(half, "3.11"), told(changed, "3.12"))
     top1, five = build_metric("topk", 1), build_metric("topk", 5)
-    assert differences(told(top1, "3.11"), told(five, "3.12")) == ["metric (k = 5, before 1)"]
+    assert list_differences(told(top1, "3.11"), told(five, "3.12")) == ["metric (k = 5, before 1)"]
 
 
 def test_fingerprints_computed_in_another_way_are_not_compared(monkeypatch):
     previous = in_detail(metric=lambda model: 0.5), in_detail(metric=build_metric("topk", 1))
     monkeypatch.setattr("neural_mp.runs.fingerprint.FINGERPRINT_VERSION", 3)
-    assert not differences(previous[0], in_detail(metric=lambda model: 0.7))
-    assert differences(previous[1], in_detail(metric=build_metric("topk", 5)))
+    assert not list_differences(previous[0], in_detail(metric=lambda model: 0.7))
+    assert list_differences(previous[1], in_detail(metric=build_metric("topk", 5)))

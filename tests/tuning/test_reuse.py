@@ -173,8 +173,10 @@ def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
         variant = replace(machine, name="another one", flags=machine.flags | {"new"})
         monkeypatch.setattr(hardware, "detect", lambda *_: variant)
     elif changed == "version":
-        version = environment._installed_version
-        monkeypatch.setattr(environment, "_installed_version", lambda name: f"{version(name)}1")
+        version = environment._read_installed_version
+        monkeypatch.setattr(
+            environment, "_read_installed_version", lambda name: f"{version(name)}1"
+        )
     elif changed == "variable":
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     else:

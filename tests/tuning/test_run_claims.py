@@ -18,10 +18,10 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, RunInUseError
 from neural_mp.runs import lease
-from neural_mp.runs.history import History, read_record, storage_url
+from neural_mp.runs.history import History, get_storage_url, read_record
 from neural_mp.runs.lease import RunRow
 from neural_mp.runs.registry import run_names
-from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.optuna_logging import silence_optuna_log
 from neural_mp.util.system.processes import ProcessIdentity
 
 ABOUT = {"model": "1" * 16, "criterion": "1 %"}
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def url(tmp_path):
-    return storage_url(tmp_path / "shared")
+    return get_storage_url(tmp_path / "shared")
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_two_threads_of_a_process_do_not_share_a_run(begin):
             errors.append(error)
 
     thread = threading.Thread(target=resume)
-    thread.start()
+    thread.begin_trial()
     thread.join()
     assert isinstance(errors[0], RunInUseError)
     history.close()
@@ -166,7 +166,7 @@ def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
     history._lease._heartbeat._ended.set()
     values = row(url, history.name, _away)
     timer = threading.Timer(1.0, row, (url, history.name, lambda v: v.update(beats=7)))
-    timer.start()
+    timer.begin_trial()
     with pytest.raises(RunInUseError, match="is in use by process .* on far since"):
         begin(resume=True)
     timer.join()
@@ -183,16 +183,16 @@ def test_signs_of_life_are_given(begin, url, monkeypatch):
 def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
     monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.05)
     history = begin()
-    number = history.start()
+    number = history.begin_trial()
     row(url, history.name, _away)
     time.sleep(1)
     with pytest.raises(RunInUseError, match="on far since"):
-        history.start()
-    history.finish(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=number))  # it is not lost
+        history.begin_trial()
+    history.finish_trial(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=number))  # it is not lost
 
 
 def damaged(pid):
-    process = {**ProcessIdentity.current().to_dict(), "pid": pid}
+    process = {**ProcessIdentity.of_this_process().to_dict(), "pid": pid}
     return json.dumps({"process": process, "since": "", "token": "a", "beats": 0})
 
 
@@ -209,11 +209,11 @@ def damaged(pid):
     ],
 )
 def test_a_damaged_row_keeps_nobody_out(words):
-    assert lease._LeaseOwner.parse(words).is_alive is False
+    assert lease._LeaseOwner.from_text(words).is_alive is False
 
 
 def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url):
-    with quiet_optuna():
+    with silence_optuna_log():
         # As a process left it that was killed before it had written more.
         optuna.create_study(storage=url, study_name=f"{'1' * 12}/tuning-0001")
     with pytest.raises(HistoryError, match="there is no run to resume in"):
@@ -227,7 +227,7 @@ def test_a_run_is_not_seen_before_it_says_what_it_is_about(begin, url, monkeypat
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunRow, "insert", killed)
+    monkeypatch.setattr(RunRow, "insert_row", killed)
     with pytest.raises(KeyboardInterrupt):
         begin()
     monkeypatch.undo()
@@ -241,7 +241,7 @@ def test_a_run_whose_study_was_deleted_is_passed_over(begin, url):
     for _ in range(2):
         begin().close()
     first, last = map(str, run_names(url))
-    with quiet_optuna():
+    with silence_optuna_log():
         optuna.delete_study(study_name=last, storage=url)
     with begin(resume=True) as resumed:
         assert resumed.name == first
@@ -252,7 +252,7 @@ def test_a_run_whose_study_was_deleted_is_passed_over(begin, url):
 
 
 def test_this_process_knows_itself():
-    identity = ProcessIdentity.current()
+    identity = ProcessIdentity.of_this_process()
     assert identity.is_this_one
     assert ProcessIdentity.from_dict(json.loads(json.dumps(identity.to_dict()))) == identity
     assert str(identity).startswith("process ")
@@ -261,7 +261,7 @@ def test_this_process_knows_itself():
 def _leased_by(url, lease):
     """A run whose row holds such a lease."""
     with History(url, ABOUT, True) as history:
-        history.cache.put("something", 1)
+        history.cache.put_entry("something", 1)
     executed(url, "UPDATE neural_mp_runs SET lease = ?", lease)
 
 
@@ -288,14 +288,14 @@ def test_a_storage_that_breaks_while_a_run_goes_on_is_one_error(url, accident, w
         executed(url, f"{accident} neural_mp_runs")
         history._lease._heartbeat._lost = True
         with pytest.raises(HistoryError, match=f"{words} its storage"):
-            history.start()
+            history.begin_trial()
 
 
 def test_a_run_leaves_the_tables_of_optuna_to_optuna(begin, url):
     query = "SELECT name, sql FROM sqlite_master WHERE tbl_name <> 'neural_mp_runs' ORDER BY name"
-    with quiet_optuna():
+    with silence_optuna_log():
         optuna.create_study(storage=f"{url}.plain")
     with begin() as history:
-        history.finish(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=history.start()))
+        history.finish_trial(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=history.begin_trial()))
     assert executed(url, query) == executed(f"{url}.plain", query)
     assert executed(url, "SELECT key FROM study_user_attributes") == []

@@ -14,7 +14,7 @@ from neural_mp.core.criterion import Deadline
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.evaluator import Evaluator, NotShardableError, UserCodeError
-from neural_mp.tuning.evaluation.sharding import Shard, sharded_seconds
+from neural_mp.tuning.evaluation.sharding import Shard, estimate_sharded_seconds
 from neural_mp.tuning.executors import Worker, taken
 from neural_mp.tuning.executors.contract import _Package
 
@@ -68,11 +68,11 @@ def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     def model(inputs):
         return np.zeros((len(inputs), 10))
 
-    assert not batches.shuffled
+    assert not batches.is_shuffled
     if loader is Turned:
-        evaluator.states(model, Deadline(), slice(0, 3), model)
+        evaluator.metric_states(model, Deadline(), slice(0, 3), model)
     with pytest.raises(NotShardableError, match=words):
-        evaluator.states(model, Deadline(), slice(0, 3), model)
+        evaluator.metric_states(model, Deadline(), slice(0, 3), model)
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     ],
 )
 def test_what_a_shared_evaluation_takes(seconds, cpu_seconds, width, threads, expected):
-    assert sharded_seconds(seconds, cpu_seconds, width, threads) == expected
+    assert estimate_sharded_seconds(seconds, cpu_seconds, width, threads) == expected

@@ -16,16 +16,16 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
-from neural_mp.runs.history import History, read_record, storage_url
+from neural_mp.runs.history import History, get_storage_url, read_record
 from neural_mp.runs.registry import run_names
-from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.optuna_logging import silence_optuna_log
 
 FIRST, SECOND = "1" * 16, "2" * 16
 
 
 @pytest.fixture
 def url(tmp_path):
-    return storage_url(tmp_path / "shared")
+    return get_storage_url(tmp_path / "shared")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def begin(url):
 
 def tried(history, accuracy):
     plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
-    history.finish(Trial(plan, Outcome.MET, accuracy, number=history.start()))
+    history.finish_trial(Trial(plan, Outcome.MET, accuracy, number=history.begin_trial()))
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_what_calibration_saw_is_kept_small(begin, url):
     history.observations = observations
     history.close()
     assert begin(FIRST, resume=True).observations == observations
-    with quiet_optuna():
+    with silence_optuna_log():
         study = optuna.load_study(study_name=history.name, storage=url)
         bare = json.dumps(observations.to_dict())
         assert len(study.user_attrs["observations"]) < 0.5 * len(bare)
@@ -146,7 +146,7 @@ def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
 @pytest.mark.slow
 def test_many_open_a_new_storage_at_once(tmp_path):
     for index in range(4):
-        url, together = storage_url(tmp_path / str(index)), threading.Barrier(4)
+        url, together = get_storage_url(tmp_path / str(index)), threading.Barrier(4)
 
         def opened(url=url, together=together):
             together.wait()
@@ -224,4 +224,4 @@ def test_further_tables_that_store_values_are_taken(statement, begin, url):
 def test_a_workspace_that_links_to_itself_is_one_error(tmp_path):
     (tmp_path / "history.db").symlink_to("history.db")
     with pytest.raises(HistoryError, match="cannot be opened"):
-        read_record(storage_url(tmp_path))
+        read_record(get_storage_url(tmp_path))

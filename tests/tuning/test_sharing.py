@@ -65,8 +65,10 @@ class Here(Executor):
 def here(monkeypatch):
     monkeypatch.setattr(Here, "made", [])
     monkeypatch.setattr(Here, "tasks", [])
-    monkeypatch.setattr(executors, "executor_classes", lambda: {"here": Here})
-    monkeypatch.setattr(WorkerPayload, "of", lambda load, plan_evaluator, workers: plan_evaluator)
+    monkeypatch.setattr(executors, "list_executor_classes", lambda: {"here": Here})
+    monkeypatch.setattr(
+        WorkerPayload, "pack_run", lambda load, plan_evaluator, workers: plan_evaluator
+    )
     return Here
 
 
@@ -168,7 +170,7 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     converter, here, always, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sharding, "sharded_seconds", lambda seconds, *arguments: seconds)
+    monkeypatch.setattr(sharding, "estimate_sharded_seconds", lambda seconds, *arguments: seconds)
     caplog.set_level("INFO", "neural_mp")
     result = converter()
     assert not here.tasks
@@ -342,7 +344,7 @@ def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, mo
     def refuse(load, plan_evaluator, workers):
         raise ConfigurationError("it cannot be copied")
 
-    monkeypatch.setattr(WorkerPayload, "of", refuse)
+    monkeypatch.setattr(WorkerPayload, "pack_run", refuse)
     result = converter()
     assert told(result) == told(alone)
     (warning,) = said(result)

@@ -11,7 +11,7 @@ from torch import nn
 
 from neural_mp import MixedPrecision
 from neural_mp.errors import ConfigurationError
-from neural_mp.strategies.bit_allocation import bits_of
+from neural_mp.strategies.bit_allocation import count_weight_bits
 
 
 class Chain(nn.Module):
@@ -72,7 +72,7 @@ def test_the_model_fits_into_the_limit_and_uses_most_of_it(within, bits):
 def test_more_bytes_are_spent_on_the_weights_that_matter_most(net, batches, tmp_path):
     result = _result(net, batches, tmp_path, max_bytes=10_000)
     assert 0.7 * 10_000 <= result.report.size <= 10_000
-    bits = {op: bits_of(result.plan[op]) for op in ("first", "second", "last")}
+    bits = {op: count_weight_bits(result.plan[op]) for op in ("first", "second", "last")}
     assert bits["last"] > max(bits["first"], bits["second"])
 
 

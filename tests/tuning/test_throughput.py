@@ -15,7 +15,7 @@ from neural_mp import MixedPrecision, load
 from neural_mp.core.criterion import is_throughput, parse_objectives
 from neural_mp.core.enums import Objective
 from neural_mp.errors import ConfigurationError
-from neural_mp.profiling.measurement import interleaved_rounds
+from neural_mp.profiling.measurement import time_interleaved_rounds
 from neural_mp.reporting import formatting
 from neural_mp.runs.report import Report
 from neural_mp.tuning.measurement import objectives
@@ -59,13 +59,13 @@ def measurement(streams):
 @pytest.fixture
 def wall_clock(monkeypatch):
     """Waiting counts, which takes no seconds of the processor."""
-    monkeypatch.setattr(objectives, "interleaved_rounds", interleaved_rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", time_interleaved_rounds)
 
 
 @pytest.mark.usefixtures("wall_clock")
 def test_calls_run_at_a_time_and_share_the_threads():
     model = Server()
-    (seconds,) = measurement(4).interleaved([model])
+    (seconds,) = measurement(4).measure_interleaved([model])
     assert model.most == 4
     assert model.threads == [2]
     # Without the time of a call, whatever the load of the machine.
@@ -74,14 +74,14 @@ def test_calls_run_at_a_time_and_share_the_threads():
 
 def test_a_runtime_that_divides_its_threads_gets_all_of_them():
     model = Server(divides_threads=True)
-    measurement(4).interleaved([model])
+    measurement(4).measure_interleaved([model])
     assert model.threads == [8]
 
 
 @pytest.mark.usefixtures("wall_clock")
 def test_latency_is_that_of_one_call():
     model = Server()
-    (seconds,) = measurement(None).interleaved([model])
+    (seconds,) = measurement(None).measure_interleaved([model])
     assert model.most == 1
     assert model.threads == [8]
     assert min(seconds) >= SECONDS

@@ -39,26 +39,26 @@ def together(baseline, **criterion):
 def test_the_worst_loss_decides(values, met):
     criterion = AccuracyCriterion(0.01)
     aggregation = together({"share": 0.9, "error": 0.2}, tolerance=0.01)
-    assert aggregation.score(aggregation.baseline) == 1
-    assert criterion.met(1.0, aggregation.score(values)) is met
-    assert aggregation.targets() == pytest.approx({"share": 0.891, "error": 0.202})
+    assert aggregation.aggregate_score(aggregation.baseline) == 1
+    assert criterion.met(1.0, aggregation.aggregate_score(values)) is met
+    assert aggregation.metric_targets() == pytest.approx({"share": 0.891, "error": 0.202})
 
 
 def test_an_amount_is_lost_by_each_in_its_own_unit():
     aggregation = together({"share": 0.9, "error": 20.0}, tolerance=0.02, relative=False)
-    assert aggregation.targets() == pytest.approx({"share": 0.88, "error": 20.02})
-    assert aggregation.score({"share": 0.89, "error": 20.03}) == pytest.approx(0.97)
+    assert aggregation.metric_targets() == pytest.approx({"share": 0.88, "error": 20.02})
+    assert aggregation.aggregate_score({"share": 0.89, "error": 20.03}) == pytest.approx(0.97)
 
 
 def test_a_value_that_is_no_number_never_meets():
     assert math.isnan(
-        together({"share": 0.9, "error": 0.2}).score({"share": 0.9, "error": math.nan})
+        together({"share": 0.9, "error": 0.2}).aggregate_score({"share": 0.9, "error": math.nan})
     )
 
 
 def test_a_metric_that_gives_other_values_than_for_fp32_is_said():
     with pytest.raises(MetricError, match="got share, for FP32 share, error"):
-        together({"share": 0.9, "error": 0.2}).score({"share": 0.9})
+        together({"share": 0.9, "error": 0.2}).aggregate_score({"share": 0.9})
 
 
 def tuned(net, digits, tmp_path, metric, tolerance):

@@ -228,7 +228,7 @@ def test_a_slow_result_whose_accuracy_nobody_checked_is_not_said_as_one_that_was
 ):
     monkeypatch.setattr(
         Measurement,
-        "rounds",
+        "measure_rounds",
         lambda self, models, **_: [[1.4 if i else 1.0] * 9 for i, _ in enumerate(models)],
     )
     converter.model = net
@@ -267,7 +267,7 @@ def test_where_size_is_wanted_speed_does_not_matter(converter, net, monkeypatch)
     seconds = {True: [1.0] * 3, False: [1.25] * 3}
     monkeypatch.setattr(
         Measurement,
-        "rounds",
+        "measure_rounds",
         lambda self, models, **_: [seconds[model is models[0]] for model in models],
     )
     converter.model = net
@@ -283,7 +283,7 @@ def test_a_plan_whose_gain_is_in_doubt_is_no_winner_and_one_beyond_doubt_is_not_
     at_speed(monkeypatch, 0.5, at_most)
     monkeypatch.setattr(
         Measurement,
-        "rounds",
+        "measure_rounds",
         lambda self, models, **_: [[0.8 if i else 1.0] * 9 for i, _ in enumerate(models)],
     )
     converter.model, converter.objective = net, "performance"

@@ -15,7 +15,7 @@ from neural_mp.core.criterion import Deadline
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
-from neural_mp.reporting.tables import verdict
+from neural_mp.reporting.tables import verdict_line
 from neural_mp.tuning import unchecked
 from neural_mp.tuning.measurement import objectives
 from neural_mp.tuning.measurement.probe import MeasuringProbe
@@ -33,7 +33,7 @@ def seconds(monkeypatch) -> dict[str, float]:
         low = [run.func.conversions.quantize > 0 for run in runs]
         return [[durations["converted" if is_low else "fp32"]] * 20 for is_low in low]
 
-    monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     return durations
 
 
@@ -64,7 +64,9 @@ def test_a_plan_that_saves_no_time_is_not_the_result(converter, seconds):
     assert "0.80× (0.80 to 0.80)" in warning
     assert "performance_only" in warning
     assert result.report.best_rejected.outcome is Outcome.SLOW
-    assert verdict(result.report, result.met) == "No plan is faster; the result is the FP32 model"
+    assert (
+        verdict_line(result.report, result.met) == "No plan is faster; the result is the FP32 model"
+    )
 
 
 @pytest.mark.parametrize("option", ["performance_only", "objective"])
@@ -113,17 +115,17 @@ def test_ops_that_cannot_be_timed_are_all_converted(converter, monkeypatch):
     def broken(self, inputs, runs):
         raise RuntimeError("no profiler here")
 
-    monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)
+    monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile_ops", broken)
     assert set(counts(converter())) == {"int8"}
 
 
 def test_the_choice_costs_a_fraction_of_calibration_and_keeps_the_time_limit():
     job = SimpleNamespace(measurement=SimpleNamespace(threads=1))
-    assert unchecked._choice_allowance(job, 100.0, Deadline()) == pytest.approx(25.0)
-    assert unchecked._choice_allowance(job, 0.0, Deadline()) == pytest.approx(
+    assert unchecked._compute_choice_allowance(job, 100.0, Deadline()) == pytest.approx(25.0)
+    assert unchecked._compute_choice_allowance(job, 0.0, Deadline()) == pytest.approx(
         unchecked._LEAST_SECONDS
     )
-    assert unchecked._choice_allowance(job, 100.0, Deadline(3.0)) <= 3.0
+    assert unchecked._compute_choice_allowance(job, 100.0, Deadline(3.0)) <= 3.0
 
 
 @pytest.mark.parametrize(("profiled", "is_shared"), [(10**12, True), (1, False)])
@@ -136,7 +138,7 @@ def test_the_run_by_which_ops_take_too_long_to_time_is_part_of_the_comparison(
         compared.append(arguments[4])
         return original(*arguments)
 
-    monkeypatch.setattr(unchecked, "_choice_allowance", lambda *_: 100.0)
+    monkeypatch.setattr(unchecked, "_compute_choice_allowance", lambda *_: 100.0)
     monkeypatch.setattr(unchecked, "BRIEF", replace(unchecked.BRIEF, profiled_runs=profiled))
     monkeypatch.setattr(unchecked, "compared_with_fp32", recorded)
     assert converter().report.output_sqnr_db > 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neural_mp.core.precision import Precision
-from neural_mp.tuning.measurement.probe import at_outputs
+from neural_mp.tuning.measurement.probe import propagate_to_outputs
 
 COARSE, FINE = "uint4 asymmetric per_group 128 minmax", "uint8 asymmetric per_group 32 minmax"
 NOISE = {op: {COARSE: 4.0, FINE: 1.0} for op in ("first", "second", "third")}
@@ -19,7 +19,7 @@ def test_scores_of_a_layer_get_the_factor_that_its_noisiest_form_shows():
         requests.append((config.precision, str(config.weight)))
         return {"first": 8.0, "second": 0.4, "third": None}[op]
 
-    scores = at_outputs(NOISE, measure)
+    scores = propagate_to_outputs(NOISE, measure)
     assert requests == [(Precision.INT4, COARSE)] * 3
     assert scores["first"] == {COARSE: 8.0, FINE: 2.0}
     assert scores["second"] == pytest.approx({COARSE: 0.4, FINE: 0.1})
@@ -28,6 +28,6 @@ def test_scores_of_a_layer_get_the_factor_that_its_noisiest_form_shows():
 
 
 def test_without_measurements_the_scores_stay():
-    assert at_outputs(NOISE, lambda plan: None) == NOISE
-    assert at_outputs({"op": {COARSE: 0.0}}, lambda plan: 1.0) == {"op": {COARSE: 0.0}}
-    assert at_outputs({}, lambda plan: 1.0) == {}
+    assert propagate_to_outputs(NOISE, lambda plan: None) == NOISE
+    assert propagate_to_outputs({"op": {COARSE: 0.0}}, lambda plan: 1.0) == {"op": {COARSE: 0.0}}
+    assert propagate_to_outputs({}, lambda plan: 1.0) == {}

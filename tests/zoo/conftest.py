@@ -20,7 +20,9 @@ def _nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(recording, "_profile_ops", lambda *_: {})
     monkeypatch.setattr(unchecked, "compared_with_fp32", lambda *_: (None, ()))
-    monkeypatch.setattr(Measurement, "rounds", lambda self, models, **_: [[1e-3] * 3] * len(models))
+    monkeypatch.setattr(
+        Measurement, "measure_rounds", lambda self, models, **_: [[1e-3] * 3] * len(models)
+    )
 
 
 _ROWS: dict[str, list[Row]] = defaultdict(list)

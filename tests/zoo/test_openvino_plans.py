@@ -13,7 +13,7 @@ from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_model
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
@@ -63,6 +63,6 @@ def test_a_mixed_plan_runs_as_planned(name):
             actual = actual if isinstance(actual, list) else [actual]
             for ours, theirs in zip(actual, expected, strict=True):
                 assert signal_to_noise(theirs, ours) > least, resolved.effective
-        audit = audit_model(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+        audit = audit_model(LoadedModel(adaptor, converted), list_effective_ops(space, resolved))
         actual = [(op.name, op.planned.precision, op.ran_in, op.kernels) for op in audit.findings]
         assert audit.holds, actual

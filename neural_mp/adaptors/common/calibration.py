@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from neural_mp.adaptors.common.ranges import (
     MIN_RANGE_WIDTH,
     STEPS,
-    affine_parameters,
-    chosen_ranges,
+    choose_tensor_ranges,
+    compute_affine_parameters,
 )
 from neural_mp.core.observations import (
     ChannelStats,
@@ -31,7 +31,7 @@ from neural_mp.errors import ConversionError, DataError
 from neural_mp.util.pytree import (
     Array,
     batch_size_of,
-    float_arrays,
+    list_float_arrays,
     named_float_arrays,
     with_samples,
 )
@@ -122,7 +122,7 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
     with np.errstate(over="ignore", invalid="ignore"):
         if values.ndim < 2 or axis == values.ndim - 1:
             shaped: Floats = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
-            low, high, power, total = _reduced_columns(shaped)
+            low, high, power, total = _reduce_matrix_columns(shaped)
         else:
             shaped = values.reshape(int(np.prod(values.shape[:axis])), values.shape[axis], -1)
             # Products of the BLAS take half the time of numpy's sums over short rows. They come
@@ -141,7 +141,7 @@ def _sample_values(values: Floats) -> Floats:
     return values[np.unravel_index(positions, values.shape)]
 
 
-def _reduced_columns(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def _reduce_matrix_columns(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return minimum, maximum, sum of squares and sum of every column of a matrix.
 
     Rows are reduced several at a time: numpy takes up to 20 times as long for narrow rows.
@@ -214,13 +214,13 @@ class Observer:
             self._samples.append(np.ravel(sample))
             if sum(map(len, self._samples)) > SAMPLE_LIMIT:
                 # Keep half of the values, and only every second batch from now on.
-                values = self._sample
+                values = self._sampled_values
                 retained = values[_random_half_positions(len(values))]
                 self._samples, self._stride = [retained], self._stride * 2
         self._batches += 1
 
     @property
-    def _sample(self) -> Floats:
+    def _sampled_values(self) -> Floats:
         return np.concatenate([np.empty(0, np.float32), *self._samples])
 
     @property
@@ -231,7 +231,7 @@ class Observer:
         smaller than a step is lost entirely and counts as 1. The average is over ratios, not
         energies: one large channel must not hide many small channels.
         """
-        return 0.0 if self._power is None else channel_nsr(self.low, self.high, self._power)
+        return 0.0 if self._power is None else compute_channel_nsr(self.low, self.high, self._power)
 
     @property
     def channel_noise(self) -> float:
@@ -245,7 +245,7 @@ class Observer:
         return float(np.minimum(1.0, noise).mean())
 
     @property
-    def channels(self) -> ChannelStats | None:
+    def channel_stats(self) -> ChannelStats | None:
         """Statistics of every channel; None if they were not recorded."""
         if self._power is None or self._extremes is None or self._mean is None:
             return None
@@ -261,12 +261,12 @@ class Observer:
             }
         )
 
-    def ranges(self) -> dict[str, Range]:
+    def choose_ranges(self) -> dict[str, Range]:
         """Return calibration algorithm → the range that it chooses."""
-        return chosen_ranges(self._sample, min(self.low, 0.0), max(self.high, 0.0))
+        return choose_tensor_ranges(self._sampled_values, min(self.low, 0.0), max(self.high, 0.0))
 
 
-def channel_nsr(low: float, high: float, power: Floats) -> float:
+def compute_channel_nsr(low: float, high: float, power: Floats) -> float:
     """Return the NSR of 8-bit quantization over [low, high], averaged over channels.
 
     `power` is the mean square of every channel.
@@ -274,11 +274,11 @@ def channel_nsr(low: float, high: float, power: Floats) -> float:
     live = power[power > 0]
     if not live.size:
         return 0.0
-    scale, _ = affine_parameters(low, high)
+    scale, _ = compute_affine_parameters(low, high)
     return float(np.minimum(1.0, scale**2 / 12 / live).mean())
 
 
-def summarize(
+def summarize_observations(
     statistics: dict[str, Observer],
     samples: int,
     by_channel: Collection[str] = (),
@@ -301,9 +301,9 @@ def summarize(
     }
     worst = sorted((n for n in noise if noise[n] > _MIN_CHANNEL_NSR), key=lambda n: -noise[n])
     selected = dict.fromkeys([*worst[:_MAX_CHANNEL_TENSORS], *by_channel])
-    channels = {name: statistics[name].channels for name in selected if name in statistics}
+    channels = {name: statistics[name].channel_stats for name in selected if name in statistics}
     return Observations(
-        {name: observer.ranges() for name, observer in statistics.items()},
+        {name: observer.choose_ranges() for name, observer in statistics.items()},
         noise,
         samples,
         {name: observer for name, observer in channels.items() if observer is not None},
@@ -375,7 +375,7 @@ class CalibrationInputs:
         """
         if not self._used or len(self._non_finite) < self._used:
             return
-        outputs = [array for array in float_arrays(self.run(self._example)) if array.size]
+        outputs = [array for array in list_float_arrays(self.run(self._example)) if array.size]
         if outputs and not any(np.isfinite(array).any() for array in outputs):
             raise ConversionError(
                 "outputs of the model must be finite on the calibration data, got only NaN or "
@@ -388,7 +388,9 @@ class CalibrationInputs:
         named = named_float_arrays(batch if isinstance(batch, Mapping | list | tuple) else [batch])
         marked = ((name, _samples_with_nan(array, size)) for name, array in named.items())
         nan = {name: damaged for name, damaged in marked if damaged.any()}
-        if not nan or not any(np.isnan(array).any() for array in float_arrays(self.run(batch))):
+        if not nan or not any(
+            np.isnan(array).any() for array in list_float_arrays(self.run(batch))
+        ):
             self.samples += size
             return batch
         for name, damaged in nan.items():

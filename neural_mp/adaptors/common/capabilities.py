@@ -17,7 +17,7 @@ from neural_mp.core.enums import (
 )
 from neural_mp.core.hardware import Support
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, weight_only
+from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
@@ -70,7 +70,7 @@ def is_usable(weight: Array) -> bool:
     return bool(weight.size and np.isfinite(weight).all())
 
 
-def table_obstacle(table: Array) -> str | None:
+def find_table_obstacle(table: Array) -> str | None:
     """Return the reason why the rows of a table cannot be stored in INT8; None if they can."""
     if not is_usable(table):
         return UNUSABLE_WEIGHT
@@ -110,11 +110,13 @@ class IntegerKernel:
         if self.weight_alone is not None:
             result.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
-            result += map(weight_only, corrected_specs(self.low_bits, self.low_bit_corrections))
+            result += map(
+                make_weight_only, iterate_corrected_specs(self.low_bits, self.low_bit_corrections)
+            )
         return result
 
 
-def corrected_specs(
+def iterate_corrected_specs(
     specs: Iterable[QuantSpec],
     corrections: Iterable[tuple[WeightCorrection, ...]],
     most_bits: int = _MOST_BITS_CORRECTED,
@@ -157,7 +159,7 @@ class OpKernels:
         return cls(reason, dict.fromkeys(SIXTEEN_BITS, reason))
 
 
-def built_capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
+def build_op_capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
     """Return the capability of an op: precisions with a kernel that the hardware can compute.
 
     `supports` are the 16-bit precisions → whether the hardware supports them.

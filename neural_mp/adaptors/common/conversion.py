@@ -10,9 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import CalibrationInputs, Observer, summarize
+from neural_mp.adaptors.common.calibration import (
+    CalibrationInputs,
+    Observer,
+    summarize_observations,
+)
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.weights.corrections import apply_corrections, fold_factors
 from neural_mp.adaptors.common.weights.reconstruction import Reconstruction
@@ -22,14 +26,14 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (
     QuantizationFlow,
-    observable_tensors,
+    find_observable_tensors,
     propagate_quantization,
 )
 from neural_mp.errors import ConversionError, PlanError
 from neural_mp.space import ResolvedPlan, TuningSpace
 
 
-def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpConfig]:
+def find_first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpConfig]:
     """Return quantized tensor → the config of its first consumer with an activation config.
 
     Tensors with a shared scale are listed under its owner (`QuantizationFlow.scale_owner`).
@@ -43,7 +47,7 @@ def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpCo
     return configs
 
 
-def quantized_ranges(
+def choose_quantized_ranges(
     graph: OpGraph, plan: ResolvedPlan, observations: Observations
 ) -> dict[str, Range]:
     """Return quantized tensor → the range that its scale must cover.
@@ -54,7 +58,7 @@ def quantized_ranges(
     Raises:
         ConversionError: a tensor to be quantized was not observed.
     """
-    flow, readers = plan.flow, first_readers(plan.flow, plan.plan)
+    flow, readers = plan.flow, find_first_readers(plan.flow, plan.plan)
     tensor_ranges = {}
     for root in dict.fromkeys(flow.scale_owner.values()):
         _refuse_split_kernels(graph, root, plan.plan)
@@ -63,7 +67,7 @@ def quantized_ranges(
             config = plan.plan.get(graph[root].fusion_group or root)
         algorithm = config.activation.algorithm if config and config.activation else "minmax"
         members = flow.scale_members[root]
-        ranges = [_observed_range(tensor, algorithm, observations) for tensor in members]
+        ranges = [_get_observed_range(tensor, algorithm, observations) for tensor in members]
         tensor_ranges[root] = min(low for low, _ in ranges), max(high for _, high in ranges)
     for tensor in tensors_with_channel_scales(graph, flow) & observations.channels.keys():
         span, channels = tensor_ranges[tensor], observations.channels[tensor]
@@ -97,7 +101,7 @@ def _refuse_split_kernels(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> N
             )
 
 
-def _observed_range(tensor: str, algorithm: str, observations: Observations) -> Range:
+def _get_observed_range(tensor: str, algorithm: str, observations: Observations) -> Range:
     try:
         return observations.ranges[tensor][algorithm]
     except KeyError:
@@ -110,7 +114,7 @@ def _observed_range(tensor: str, algorithm: str, observations: Observations) -> 
 M = TypeVar("M")
 
 
-def prepare(
+def prepare_conversion(
     adaptor: Framework[M],
     model: M,
     plan: ResolvedPlan,
@@ -123,24 +127,26 @@ def prepare(
     Errors as in `Adaptor.convert`.
     """
     rescaled, updated = apply_corrections(adaptor, model, plan.plan, observations, space)
-    ranges = quantized_ranges(space.graph, plan, updated)
+    ranges = choose_quantized_ranges(space.graph, plan, updated)
     corrected = corrected or CorrectedWeights(adaptor, model)
     samples = observations.samples
     # Without a name, so that its copies of weights end here.
     rescaled = Reconstruction(
         rescaled, plan, ranges, space.graph, samples, corrected
-    ).rounded_model()
+    ).build_rounded_model()
     weights = corrected.of_plan(plan.plan)
     if any(weight.input_factors is not None for weight in weights.values()):
         quantized = plan.flow.scale_owner.keys()
-        rescaled, weights = fold_factors(adaptor, rescaled, corrected.groups, weights, quantized)
+        rescaled, weights = fold_factors(
+            adaptor, rescaled, corrected.scaling_groups, weights, quantized
+        )
     if weights:
-        offered = needed(adaptor.grouped_weights, adaptor.framework, "corrections of weights")
+        offered = require_part(adaptor.grouped_weights, adaptor.framework, "corrections of weights")
         rescaled = offered.with_weights(rescaled, weights)
     return rescaled, ranges
 
 
-def observe(
+def collect_observations(
     adaptor: Framework[M],
     model: M,
     batches: Iterable[Any],
@@ -160,7 +166,7 @@ def observe(
     """
     inputs = CalibrationInputs(batches, partial(adaptor.predict, model))
     if ranged is None:
-        ranged = observable_tensors(space.graph, space.int8_ops)
+        ranged = find_observable_tensors(space.graph, space.int8_ops)
     tensors = ranged.union(*(space.graph[op].read_in_int8 for op in space.dynamic_ops))
     observers: defaultdict[str, Observer] = defaultdict(Observer)
     if retained is None:
@@ -174,5 +180,7 @@ def observe(
     inputs.check_outputs()
     flow = propagate_quantization(space.graph, dict.fromkeys(space.int8_ops, Precision.INT8))
     by_channel = tensors_with_channel_scales(space.graph, flow)
-    observations = summarize(observers, inputs.samples, by_channel, without_ranges=tensors - ranged)
+    observations = summarize_observations(
+        observers, inputs.samples, by_channel, without_ranges=tensors - ranged
+    )
     return replace(observations, nan_samples=inputs.damaged)

@@ -34,17 +34,17 @@ class KnownKinds:
         """Return the kind of an op, or else its type."""
         return self._kind_of_type.get(op.type, op.type)
 
-    def producer(self, tensor: str) -> Op | None:
+    def producer_of(self, tensor: str) -> Op | None:
         """Return the op that writes a tensor; None for an input of the model."""
         name = tensor if tensor in self.graph else tensor.rpartition(":")[0]
         if name not in self.graph:
             return None
         return self.graph[name]
 
-    def before(self, op: Op | None, kinds: Collection[str]) -> Op | None:
+    def first_op_before(self, op: Op | None, kinds: Collection[str]) -> Op | None:
         """Return the first op at or before an op that is not of these kinds with one input."""
         while op is not None and self.kind_of(op) in kinds and len(op.inputs) == 1:
-            op = self.producer(op.inputs[0])
+            op = self.producer_of(op.inputs[0])
         return op
 
 
@@ -57,7 +57,7 @@ class _Pairing:
     found: dict[str, str] = field(default_factory=dict)
     conflicts: set[str] = field(default_factory=set)
 
-    def pair(self, inner: Op | None, outer: Op | None) -> None:
+    def pair_ops(self, inner: Op | None, outer: Op | None) -> None:
         """Pair two ops, or the next ones before them of one kind, and all that these read."""
         waiting = [(inner, outer)]
         while waiting:
@@ -72,17 +72,22 @@ class _Pairing:
             self.found[inner.name] = outer.name
             if len(inner.inputs) == len(outer.inputs):
                 pairs = zip(inner.inputs, outer.inputs, strict=True)
-                waiting += [(self.target.producer(i), self.source.producer(o)) for i, o in pairs]
+                waiting += [
+                    (self.target.producer_of(i), self.source.producer_of(o)) for i, o in pairs
+                ]
 
     def _of_one_kind(self, inner: Op | None, outer: Op | None) -> tuple[Op | None, Op | None]:
-        inner, outer = self.target.before(inner, _MOVERS), self.source.before(outer, _MOVERS)
+        inner, outer = (
+            self.target.first_op_before(inner, _MOVERS),
+            self.source.first_op_before(outer, _MOVERS),
+        )
         while inner is not None and outer is not None:
             kind = self.source.kind_of(outer)
             if kind == self.target.kind_of(inner):
                 return inner, outer
             if kind not in _FOLDED or len(outer.inputs) != 1:
                 break
-            outer = self.source.before(self.source.producer(outer.inputs[0]), _MOVERS)
+            outer = self.source.first_op_before(self.source.producer_of(outer.inputs[0]), _MOVERS)
         return None, None
 
 
@@ -97,10 +102,10 @@ def match_ops(source: KnownKinds, target: KnownKinds) -> dict[str, str]:
     pairing = _Pairing(source, target)
     for op in target.graph:
         if op.name in source.graph:
-            pairing.pair(op, source.graph[op.name])
+            pairing.pair_ops(op, source.graph[op.name])
     if len(target.graph.outputs) == len(source.graph.outputs):
         for inner, outer in zip(target.graph.outputs, source.graph.outputs, strict=True):
-            pairing.pair(target.producer(inner), source.producer(outer))
+            pairing.pair_ops(target.producer_of(inner), source.producer_of(outer))
     pairs = {
         op: name
         for op, name in pairing.found.items()

@@ -14,7 +14,7 @@ from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.simulation import Simulation
-from neural_mp.amp import FourLists, canonical_lists
+from neural_mp.amp import FourLists, build_canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
@@ -215,7 +215,7 @@ class Framework(ABC, Generic[M]):
 
     def amp_lists(self, precision: Precision) -> FourLists:
         """Return the unedited four lists of a 16-bit precision, by op types of the framework."""
-        return canonical_lists(precision).translated(self.op_kinds)
+        return build_canonical_lists(precision).translated(self.op_kinds)
 
     # Optional methods, which raise `ConversionError` by default unless stated
 
@@ -228,21 +228,21 @@ class Framework(ABC, Generic[M]):
 
         Fused ops count towards the op that they are fused into.
         """
-        raise optional.not_offered(self.framework, "times of single ops")
+        raise optional.missing_part_error(self.framework, "times of single ops")
 
     def op_work(self, model: M, inputs: object) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Return op → multiplications, and op → elements that it writes, per sample of a batch.
 
         For accelerators, whose cost is estimated.
         """
-        raise optional.not_offered(self.framework, "work of single ops")
+        raise optional.missing_part_error(self.framework, "work of single ops")
 
     def width_figures(self, model: M, inputs: object, observations: Observations) -> WidthFigures:
         """Return the noise of every tensor and weight by width, on one batch.
 
         For accelerators, whose widths are planned.
         """
-        raise optional.not_offered(self.framework, "widths of single tensors")
+        raise optional.missing_part_error(self.framework, "widths of single tensors")
 
     def trace_kernels(self, model: M, inputs: object) -> Mapping[str, OpTrace]:
         """Return op → its kernels in one run, from the runtime's own trace.
@@ -250,14 +250,14 @@ class Framework(ABC, Generic[M]):
         An op without an entry is fused into another or needs no kernel; an op that was not reached
         has no kernels.
         """
-        raise optional.not_offered(self.framework, "trace of executed kernels")
+        raise optional.missing_part_error(self.framework, "trace of executed kernels")
 
     def hessian_traces(
         self, model: M, batches: Iterable[Any], ops: Collection[str]
     ) -> Mapping[str, float]:
         """Return op → trace of the Hessian by its weight, of the loss in `sensitivity.hessian`."""
         without = "gradients, which hawq_v2 needs; choose another strategy"
-        raise optional.not_offered(self.framework, without)
+        raise optional.missing_part_error(self.framework, without)
 
     def export_onnx(self, model: M, path: Path, metadata: Mapping[str, str]) -> None:
         """Write an ONNX file with metadata as properties.
@@ -265,14 +265,14 @@ class Framework(ABC, Generic[M]):
         Raises:
             ConversionError: the model has ops that ONNX lacks.
         """
-        raise optional.not_offered(self.framework, "way to ONNX")
+        raise optional.missing_part_error(self.framework, "way to ONNX")
 
     def dump_graph(self, model: M, path: Path) -> tuple[Path, ...]:
         """Write the graph for inspection to a path without suffix; return the files.
 
         They are in the framework's binary format, and text without large weights.
         """
-        raise optional.not_offered(self.framework, "dump of a graph")
+        raise optional.missing_part_error(self.framework, "dump of a graph")
 
     def record_calls(
         self, model: object, record: Callable[[Any], None]
@@ -282,7 +282,7 @@ class Framework(ABC, Generic[M]):
         `model` is the object that the user's code calls, and runs as before. The inputs are copies
         in a form that `predict` accepts.
         """
-        raise optional.not_offered(self.framework, "recording of calls")
+        raise optional.missing_part_error(self.framework, "recording of calls")
 
     def observe_and_keep(
         self, model: M, batches: Iterable[Any], tensors: Collection[str], collected: KeptOutputs

@@ -15,7 +15,7 @@ import numpy as np
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.errors import ConversionError
-from neural_mp.util.pytree import Array, float_arrays
+from neural_mp.util.pytree import Array, list_float_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: object)
     offered = adaptor.unoptimized_run
     if offered is None:
         return
-    fused = float_arrays(adaptor.predict(converted, inputs))
+    fused = list_float_arrays(adaptor.predict(converted, inputs))
     try:
-        unfused = float_arrays(offered.outputs(converted, inputs))
+        unfused = list_float_arrays(offered.outputs(converted, inputs))
     except ConversionError:
         logger.debug("the model runs with optimizations only", exc_info=True)
         return
@@ -50,7 +50,7 @@ def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: object)
         )
     if is_close(unfused, fused):
         return
-    reference = float_arrays(adaptor.predict(model, inputs))
+    reference = list_float_arrays(adaptor.predict(model, inputs))
     if exceeds_rounding(reference, unfused, fused):
         op = offered.first_deviating(converted, inputs)
         where = "" if op is None else f", first at op {op!r}"
@@ -77,7 +77,7 @@ def is_close(expected: Sequence[Array], actual: Sequence[Array]) -> bool:
     return not exceeds_rounding(expected, expected, actual)
 
 
-def first_different(
+def find_first_difference(
     ops: Iterable[str], unfused: Mapping[str, OpOutput], fused: Mapping[str, OpOutput]
 ) -> str | None:
     """Return the first op whose results differ by more than negligible noise; None if unknown."""

@@ -19,7 +19,7 @@ def reserve_name(name: str, used: set[str], first: int = 1) -> str:
     return unique
 
 
-def source_op(name: str, known: Container[str]) -> str | None:
+def find_source_op(name: str, known: Container[str]) -> str | None:
     """Return the op of the source that an op of another runtime comes from; None if unknown.
 
     Ops that an op was split into have its name, a slash and one word. Longer names are made up for

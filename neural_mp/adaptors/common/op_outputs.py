@@ -61,7 +61,7 @@ class OutputLocation:
         return cls(tensor, kind, QuantParams(*stored) if stored else None)
 
 
-def op_value(array: Array, encoding: QuantParams | None) -> OpOutput | None:
+def read_op_value(array: Array, encoding: QuantParams | None) -> OpOutput | None:
     """Return a tensor's value as float32; None if the tensor is empty or not float."""
     name = array.dtype.name
     if not array.size:
@@ -74,7 +74,7 @@ def op_value(array: Array, encoding: QuantParams | None) -> OpOutput | None:
     return OpOutput(array.astype(np.float32, copy=False), name)
 
 
-def results_graph(
+def build_results_graph(
     written: OpGraph, results: Mapping[str, OutputLocation], op_of: Mapping[str, str]
 ) -> OpGraph:
     """Return the ops whose results a converted model has, by their unconverted names.

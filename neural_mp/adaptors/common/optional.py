@@ -35,18 +35,18 @@ M = TypeVar("M")
 P = TypeVar("P")
 
 
-def needed(part: P | None, framework: str, what: str) -> P:
+def require_part(part: P | None, framework: str, what: str) -> P:
     """Return a required part of an adaptor; `what` names the part in the error.
 
     Raises:
         ConversionError: the adaptor does not offer the part.
     """
     if part is None:
-        raise not_offered(framework, what)
+        raise missing_part_error(framework, what)
     return part
 
 
-def not_offered(framework: str, what: str) -> ConversionError:
+def missing_part_error(framework: str, what: str) -> ConversionError:
     """Return the error for a missing part or method of an adaptor; `what` names the part."""
     return ConversionError(f"the adaptor of {framework} offers no {what}")
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH, STEPS, affine_parameters
+from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH, STEPS, compute_affine_parameters
 from neural_mp.core.int8_accumulation import (
     EXACT_EVERYWHERE,
     REDUCED_RANGE,
@@ -36,7 +36,7 @@ class QuantParams:
     @classmethod
     def of(cls, span: Range) -> QuantParams:
         """Return the parameters that cover a range, with an exact zero."""
-        return cls(*affine_parameters(*span))
+        return cls(*compute_affine_parameters(*span))
 
     @classmethod
     def signed(cls, span: Range) -> QuantParams:
@@ -53,7 +53,7 @@ class QuantParams:
         """The largest representable number."""
         return (STEPS - self.zero_point) * self.scale
 
-    def clamps(self, low: float, high: float) -> bool:
+    def clamps_to(self, low: float, high: float) -> bool:
         """Whether all representable numbers are within limits, up to half a step."""
         slack = self.scale * (0.5 + 1e-3)
         return self.low >= low - slack and self.high <= high + slack
@@ -102,7 +102,7 @@ class IntegerWeight(Generic[L]):
     integers: Array
 
 
-def wide_kinds(weights: Iterable[IntegerWeight[L]]) -> frozenset[KernelKind]:
+def kinds_beyond_7_bits(weights: Iterable[IntegerWeight[L]]) -> frozenset[KernelKind]:
     """Return the kinds of kernel that have a weight beyond ±63."""
     return frozenset(weight.kernel for weight in weights if exceeds_reduced_range(weight.integers))
 

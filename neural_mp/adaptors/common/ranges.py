@@ -28,7 +28,7 @@ _MIN_LEVEL_FRACTION = 1e-12
 Floats = NDArray[np.floating]
 
 
-def affine_parameters(low: float, high: float) -> tuple[float, int]:
+def compute_affine_parameters(low: float, high: float) -> tuple[float, int]:
     """Return scale and zero point of uint8 for the range [low, high], widened to include 0.
 
     Jacob et al., "Quantization and Training of Neural Networks for Efficient
@@ -40,7 +40,7 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
     return scale, min(max(round(-low / scale), 0), STEPS)
 
 
-def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
+def choose_tensor_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     """Return calibration algorithm → the range that it chooses, with 0 within.
 
     From a finite sample of the tensor's values, and its minimum and maximum, widened to include 0.
@@ -54,7 +54,7 @@ def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     full = math.ldexp(low, -exponent), math.ldexp(high, -exponent)
     choosers = {
         "minmax": lambda: full,
-        "percentile": lambda: _percentile_range(sample, full),
+        "percentile": lambda: _choose_percentile_range(sample, full),
         "kl": lambda: _least_kl_range(sample, full),
         "mse": lambda: _least_mse_range(sample, full),
     }
@@ -65,7 +65,7 @@ def chosen_ranges(sample: Floats, low: float, high: float) -> dict[str, Range]:
     }
 
 
-def _percentile_range(sample: Floats, full: Range) -> Range:
+def _choose_percentile_range(sample: Floats, full: Range) -> Range:
     if not sample.size:
         return full
     low, high = np.percentile(sample, [_TAIL_PERCENT, 100 - _TAIL_PERCENT])
@@ -80,7 +80,7 @@ def _clip_range(full: Range, fraction: float) -> Range:
 
 def _least_mse_range(sample: Floats, full: Range) -> Range:
     def squared_error(index: int) -> float:
-        scale, zero = affine_parameters(*_clip_range(full, _CLIP_FRACTIONS[index]))
+        scale, zero = compute_affine_parameters(*_clip_range(full, _CLIP_FRACTIONS[index]))
         stored = sample * np.float32(1 / scale)
         np.rint(stored, out=stored)
         np.clip(stored, -zero, STEPS - zero, out=stored)
@@ -115,11 +115,11 @@ def _least_kl_range(sample: Floats, full: Range) -> Range:
     enough = stop - start > STEPS
     if not enough.any():
         return full
-    divergences = _kl_divergences(counts, start[enough], stop[enough])
+    divergences = _compute_kl_divergences(counts, start[enough], stop[enough])
     return _clip_range(full, float(_CLIP_FRACTIONS[enough][np.argmin(divergences)]))
 
 
-def _kl_divergences(
+def _compute_kl_divergences(
     counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]
 ) -> Floats:
     """Return, for each cut [start, stop) of a histogram, the divergence from its 256 levels.

@@ -43,7 +43,7 @@ class TrainingSchedule:
 RANGE_MOMENTUM = 0.1
 
 
-def moving_range(known: Range, observed: Range) -> Range:
+def update_moving_range(known: Range, observed: Range) -> Range:
     """Return the moving average of a range after a batch."""
     low, high = (
         (1 - RANGE_MOMENTUM) * old + RANGE_MOMENTUM * new
@@ -52,7 +52,7 @@ def moving_range(known: Range, observed: Range) -> Range:
     return min(low, 0.0), max(high, 0.0)
 
 
-def gradient_factor(values: int, largest: int) -> float:
+def lsq_gradient_factor(values: int, largest: int) -> float:
     """Return the factor of a scale's gradient in LSQ, section 2.2."""
     return 1 / math.sqrt(max(values, 1) * largest)
 
@@ -117,7 +117,7 @@ class LossChoice:
     from_logits: bool = False
 
     @property
-    def sums(self) -> bool:
+    def sums_losses(self) -> bool:
         """Whether losses of samples are added; else their mean is taken."""
         return self.reduction == "sum"
 
@@ -178,10 +178,10 @@ class Trainer(Protocol):
     def first_non_finite(self, batch: object) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
 
-    def state(self) -> bytes:
+    def save_state(self) -> bytes:
         """Return weights, scales, optimizer and random state."""
 
-    def load(self, state: bytes, *, resume: bool = False) -> None:
+    def load_state(self, state: bytes, *, resume: bool = False) -> None:
         """Restore a result of `state`; the random state only with `resume`.
 
         Raises:

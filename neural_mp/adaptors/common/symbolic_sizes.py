@@ -86,7 +86,7 @@ class Expression:
         if isinstance(other, Expression):
             return _divide_by_expression(self, other)
         if other == 0:
-            return _new_unknown()
+            return _create_new_unknown()
         return _divide_by_integer(self, other) if other > 0 else _divide_by_integer(-self, -other)
 
     def __rfloordiv__(self, other: int) -> Size:
@@ -108,12 +108,12 @@ class Expression:
 Size: TypeAlias = int | Expression
 
 
-def unknown(name: str, *, nonnegative: bool = True) -> Expression:
+def unknown_size(name: str, *, nonnegative: bool = True) -> Expression:
     """Return an unknown, equal to every other of the same name."""
     return Expression((((Atom(name, nonnegative=nonnegative),), 1),))
 
 
-def as_size(size: Size) -> Size:
+def mark_as_size(size: Size) -> Size:
     """Return an integer or expression marked as the size of an axis."""
     return replace(size, is_size=True) if isinstance(size, Expression) else size
 
@@ -153,7 +153,7 @@ def minimum(lhs: Size, rhs: Size) -> Size:
     return _apply_function("min", sorted((lhs, rhs), key=str), nonnegative=nonnegative)
 
 
-def broadcast(lhs: Size, rhs: Size) -> Size:
+def broadcast_size(lhs: Size, rhs: Size) -> Size:
     """Return the size of an axis of two tensors combined elementwise.
 
     Raises:
@@ -173,11 +173,11 @@ def broadcast(lhs: Size, rhs: Size) -> Size:
 
 def _broadcast_operands(size: Expression) -> tuple[Size, ...]:
     """Return the operands of a size that is a broadcast, else the size itself."""
-    atom = _single_atom(size.terms)
+    atom = _match_single_atom(size.terms)
     return atom.operands if atom is not None and atom.function == "broadcast" else (size,)
 
 
-def _single_atom(terms: Iterable[tuple[Monomial, int]]) -> Atom | None:
+def _match_single_atom(terms: Iterable[tuple[Monomial, int]]) -> Atom | None:
     monomials = list(terms)
     if len(monomials) == 1 and monomials[0][1] == 1 and len(monomials[0][0]) == 1:
         return monomials[0][0][0]
@@ -197,19 +197,19 @@ def _simplify_polynomial(terms: Mapping[Monomial, int], is_size: bool = False) -
     texts = sum(len(atom.text) for monomial in nonzero for atom in monomial)
     largest = max(map(abs, nonzero.values()))
     if len(nonzero) > _MAX_TERMS or texts > _MAX_TEXT_CHARS or largest > _MAX_COEFFICIENT:
-        return _new_unknown()
+        return _create_new_unknown()
     return Expression(tuple(sorted(nonzero.items())), is_size)
 
 
-def _new_unknown() -> Expression:
-    return unknown(f"#{next(_NUMBERS)}", nonnegative=False)
+def _create_new_unknown() -> Expression:
+    return unknown_size(f"#{next(_NUMBERS)}", nonnegative=False)
 
 
 def _apply_function(name: str, operands: Iterable[Size], *, nonnegative: bool) -> Size:
     values = tuple(operands)
     text = f"{name}({', '.join(map(str, values))})"
     if len(text) > _MAX_TEXT_CHARS:
-        return _new_unknown()
+        return _create_new_unknown()
     return Expression((((Atom(text, name, values, nonnegative),), 1),))
 
 
@@ -217,14 +217,14 @@ def _divide_by_expression(dividend: Size, divisor: Expression) -> Size:
     """Return a floor quotient by an expression, exact if every term is a multiple."""
     if dividend == divisor:
         return 1
-    exact = _exact_quotient(dividend, divisor)
+    exact = _compute_exact_quotient(dividend, divisor)
     if exact is not None:
         return exact
     nonnegative = is_nonnegative(dividend) and is_nonnegative(divisor)
     return _apply_function("quotient", (dividend, divisor), nonnegative=nonnegative)
 
 
-def _exact_quotient(dividend: Size, divisor: Expression) -> Size | None:
+def _compute_exact_quotient(dividend: Size, divisor: Expression) -> Size | None:
     if len(divisor.terms) != 1:
         return None
     ((factors, scale),) = divisor.terms
@@ -259,11 +259,11 @@ def _divide_by_integer(dividend: Size, divisor: int) -> Size:
     rest = {m: number % divisor for m, number in dividend.terms if number % divisor}
     constant = rest.pop((), 0)
     if not rest:
-        return as_size(whole) if is_nonnegative(dividend) else whole
+        return mark_as_size(whole) if is_nonnegative(dividend) else whole
     common = gcd(divisor, *rest.values())
     divisor, constant = divisor // common, constant // common
     rest = {monomial: number // common for monomial, number in rest.items()}
-    atom = _single_atom(rest.items())
+    atom = _match_single_atom(rest.items())
     if atom is not None and atom.function == "floor":
         inner, by = atom.operands
         assert isinstance(by, int)
@@ -273,4 +273,4 @@ def _divide_by_integer(dividend: Size, divisor: int) -> Size:
         nonnegative = is_nonnegative(numerator)
         fraction = _apply_function("floor", (numerator, divisor), nonnegative=nonnegative)
     quotient = whole + fraction
-    return as_size(quotient) if is_nonnegative(dividend) else quotient
+    return mark_as_size(quotient) if is_nonnegative(dividend) else quotient

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from neural_mp.util.system.environment import omp_threads
+from neural_mp.util.system.environment import read_omp_threads
 
 
 class ThreadLimit:
-    """The number of threads of `limited_threads`; None outside of such a context."""
+    """The number of threads of `limit_op_threads`; None outside of such a context."""
 
     threads: int | None = None
 
 
 @contextmanager
-def limited_threads(count: int | None) -> Iterator[None]:
+def limit_op_threads(count: int | None) -> Iterator[None]:
     """Limit the threads of models compiled within this context; existing ones keep theirs."""
     previous, ThreadLimit.threads = ThreadLimit.threads, count
     try:
@@ -24,7 +24,7 @@ def limited_threads(count: int | None) -> Iterator[None]:
         ThreadLimit.threads = previous
 
 
-def allowed_threads() -> int | None:
+def get_allowed_threads() -> int | None:
     """Return threads per op: the requested number, or else `OMP_NUM_THREADS`.
 
     ONNX Runtime and OpenVINO ignore that variable; ONNX Runtime also ignores the CPU affinity of
@@ -32,4 +32,4 @@ def allowed_threads() -> int | None:
     """
     if ThreadLimit.threads is not None:
         return ThreadLimit.threads
-    return omp_threads()
+    return read_omp_threads()

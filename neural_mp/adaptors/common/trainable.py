@@ -33,13 +33,13 @@ class Gradients:
     arrays: Sequence[np.ndarray]
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether the loss and all gradients are finite."""
         return bool(np.isfinite(self.loss)) and all(np.isfinite(a).all() for a in self.arrays)
 
-    def noise(self, reference: Gradients) -> float:
+    def noise_against(self, reference: Gradients) -> float:
         """Return the NSR ‖g − r‖² / ‖r‖² against reference gradients r; infinite if not finite."""
-        if not self.finite:
+        if not self.is_finite:
             return float("inf")
         pairs = zip(self.arrays, reference.arrays, strict=True)
         error = sum(float(np.square(g.astype(np.float64) - r).sum()) for g, r in pairs)

@@ -9,11 +9,11 @@ from pathlib import Path
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
-from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
+from neural_mp.adaptors.common.sensitivity.input_moments import build_weight_corrections
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import layer_params, observe, profiler
 from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor
-from neural_mp.adaptors.onnxrt.capabilities import kernels
+from neural_mp.adaptors.onnxrt.capabilities import find_kernels
 from neural_mp.adaptors.onnxrt.convert import convert_graph
 from neural_mp.adaptors.onnxrt.files import loading, storage
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
@@ -22,7 +22,7 @@ from neural_mp.adaptors.onnxrt.kernels.registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
-from neural_mp.util.system.memory import collection_paused
+from neural_mp.util.system.memory import pause_garbage_collection
 
 #: Environment variable with the execution provider.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
@@ -36,42 +36,44 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
     """
 
     unoptimized_run = optional.UnoptimizedRun(
-        observe.unoptimized_outputs, observe.first_deviating_op
+        observe.run_without_optimizations, observe.first_deviating_op
     )
     corrections = optional.Corrections(
-        layer_params.layer_params, layer_params.with_layer_params, values=observe.values
+        layer_params.collect_layer_params,
+        layer_params.with_layer_params,
+        values=observe.observe_values,
     )
-    layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
-    grouped_weights = corrections_from(layer_inputs, with_weights)
+    layer_inputs = optional.LayerInputs(layer_params.collect_stored_layers, observe.observe_values)
+    grouped_weights = build_weight_corrections(layer_inputs, with_weights)
     portability = optional.Portability(
         layer_params.full_range_kernels, layer_params.with_unsigned_weights
     )
     single_file = optional.SingleFile((".onnx",), storage.save_file)
-    transfer = optional.Transfer("onnx", storage.boundary, storage.transfer_file)
+    transfer = optional.Transfer("onnx", storage.model_boundary, storage.transfer_file)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     convert_graph = staticmethod(convert_graph)
     native = staticmethod(storage.to_message)
-    save = staticmethod(storage.save)
+    save = staticmethod(storage.save_model)
     time_ops = staticmethod(profiler.time_ops)
-    trace_kernels = staticmethod(profiler.trace)
+    trace_kernels = staticmethod(profiler.trace_kernels)
     export_onnx = staticmethod(storage.save_file)
     dump_graph = staticmethod(storage.dump_graph)
 
     def __init__(self, provider: str | None = None) -> None:
         self.provider = provider or os.environ.get(PROVIDER_VARIABLE) or CPU
 
-    def read(self, source: object, spec: InputSpec) -> OnnxModel:
+    def read_model(self, source: object, spec: InputSpec) -> OnnxModel:
         """Read and canonicalize a model."""
-        with collection_paused():
-            return loading.load(source, spec, self.provider)
+        with pause_garbage_collection():
+            return loading.load_model(source, spec, self.provider)
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return kernels from the provider's kernel registry and ONNX's schemas."""
         if model.provider != CPU:  # the probe covers CPU kernels only
-            return kernels(model, dict.fromkeys(KernelKind, Int8Accumulation.EXACT))
-        return kernels(model, self.int8_accumulation(hardware))
+            return find_kernels(model, dict.fromkeys(KernelKind, Int8Accumulation.EXACT))
+        return find_kernels(model, self.int8_accumulation(hardware))
 
     def op_types(self) -> Collection[str]:
         """Return the op types of ONNX and ONNX Runtime."""
@@ -79,4 +81,4 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
 
     def restore(self, folder: Path) -> OnnxModel:
         """Read back the files of `save`."""
-        return storage.restore(folder, self.provider)
+        return storage.restore_model(folder, self.provider)

@@ -15,17 +15,26 @@ from onnx_ir.passes import common
 from neural_mp.adaptors.onnxrt import constant_folding as folding
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph import opset as opsets
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of, input_of, is_float32
-from neural_mp.adaptors.onnxrt.graph.protos import hidden_maps
-from neural_mp.adaptors.onnxrt.graph.subgraphs import hoist_invariants, in_order, sink_constants
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    GraphNames,
+    get_constant_array,
+    get_node_input,
+    is_float32,
+)
+from neural_mp.adaptors.onnxrt.graph.protos import hide_map_ops
+from neural_mp.adaptors.onnxrt.graph.subgraphs import (
+    hoist_loop_invariants,
+    in_order,
+    sink_constants,
+)
 from neural_mp.adaptors.onnxrt.kernels.ops import is_convolution
-from neural_mp.adaptors.onnxrt.kernels.registry import quantizes
+from neural_mp.adaptors.onnxrt.kernels.registry import can_quantize
 from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
 
 
-def prepare(program: ir.Model, folder: Path | None) -> list[str]:
+def canonicalize_graph(program: ir.Model, folder: Path | None) -> list[str]:
     """Canonicalize a graph, in place, and return notes to the user.
 
     Raises:
@@ -36,32 +45,32 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         common.InlinePass()(program)
     common.RemoveInitializersFromInputsPass()(program)
     notes: list[str] = []
-    opset = opsets.opset_of(program)
+    opset = opsets.get_onnx_opset(program)
     if 0 < opset < opsets.LEAST_OPSET:
         opsets.raise_opset(program)
         notes.append(
             f"the model's opset {opset} was raised to {opsets.LEAST_OPSET}, the first with "
             f"quantization per channel and bfloat16"
         )
-    elif not quantizes(opset):
+    elif not can_quantize(opset):
         _lower_opset(program)
         notes.append(
-            f"the model's opset {opset} was lowered to {opsets.opset_of(program)}, the newest in "
-            f"which ONNX Runtime quantizes tensors"
+            f"the model's opset {opset} was lowered to {opsets.get_onnx_opset(program)}, the "
+            "newest in which ONNX Runtime quantizes tensors"
         )
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
     common.NameFixPass()(program)  # names may repeat across bodies
     common.LiftSubgraphInitializersToMainGraphPass()(program)
-    _rewrite(program.graph, {"Loop": hoist_invariants, "Scan": hoist_invariants})
+    _apply_rules(program.graph, {"Loop": hoist_loop_invariants, "Scan": hoist_loop_invariants})
     edit.name_nodes(program)
-    _rewrite(program.graph, dict.fromkeys(("Identity", "Dropout"), folding.remove_identity))
+    _apply_rules(program.graph, dict.fromkeys(("Identity", "Dropout"), folding.remove_identity))
     infer_shapes(program)
     names = GraphNames(program.graph)
-    _rewrite(program.graph, {"CastLike": write_out_type})
+    _apply_rules(program.graph, {"CastLike": write_out_type})
     folding.fold_constants(program, names, folder)
-    _rewrite(program.graph, {"If": folding.fold_branch}, names)
+    _apply_rules(program.graph, {"If": folding.fold_branch}, names)
     axes = {"Pad": pad_all_axes, "Resize": resize_all_axes}
-    _rewrite(program.graph, {"BatchNormalization": folding.fold_batch_norm, **axes}, names)
+    _apply_rules(program.graph, {"BatchNormalization": folding.fold_batch_norm, **axes}, names)
     if frame_convolutions(program, names):
         infer_shapes(program)
     common.RemoveUnusedNodesPass()(program)
@@ -70,7 +79,9 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     return notes
 
 
-def _rewrite(graph: ir.Graph, rules: Mapping[str, Callable[..., None]], *names: GraphNames) -> None:
+def _apply_rules(
+    graph: ir.Graph, rules: Mapping[str, Callable[..., None]], *names: GraphNames
+) -> None:
     """Apply op type → rule to the ops of ONNX, those of bodies first."""
     for node in list(in_order(graph)):
         if not node.domain and node.op_type in rules:
@@ -95,8 +106,8 @@ def _lower_opset(program: ir.Model) -> None:
     Raises:
         ConversionError: an op has another definition in the older opset.
     """
-    current = opsets.opset_of(program)
-    fitting = (opset for opset in range(current, opsets.LEAST_OPSET - 1, -1) if quantizes(opset))
+    current = opsets.get_onnx_opset(program)
+    fitting = (opset for opset in range(current, opsets.LEAST_OPSET - 1, -1) if can_quantize(opset))
     newest = next(fitting, opsets.LEAST_OPSET)
     for node in program.graph.all_nodes():
         if not opsets.same_but_for_types(node, current, newest):
@@ -110,7 +121,7 @@ def _lower_opset(program: ir.Model) -> None:
 def infer_shapes(program: ir.Model) -> None:
     """Infer element types and shapes, as far as ONNX can."""
     try:
-        with hidden_maps(program):
+        with hide_map_ops(program):
             lists = _list_types(program)
             common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
         for value, kind in lists:
@@ -142,7 +153,7 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
 
     The pass of onnx-ir treats every value as a tensor of its element type.
     """
-    opset = opsets.opset_of(program)
+    opset = opsets.get_onnx_opset(program)
     lists = any(value.type and not edit.is_tensor(value) for value in program.graph.inputs)
     if not lists and not any(opsets.gives_list(node, opset) for node in program.graph.all_nodes()):
         return []
@@ -176,36 +187,40 @@ def pad_all_axes(node: ir.Node, names: GraphNames) -> None:
     ONNX Runtime runs integer convolutions with channels last; when moving the transposition past
     such an op, ONNX Runtime does not permute `axes`.
     """
-    data = input_of(node, 0)
-    if data is None or data.shape is None or input_of(node, 3) is None:
+    data = get_node_input(node, 0)
+    if data is None or data.shape is None or get_node_input(node, 3) is None:
         return
-    axes, amounts = array_of(node.inputs[3]), array_of(node.inputs[1])
+    axes, amounts = get_constant_array(node.inputs[3]), get_constant_array(node.inputs[1])
     if axes is None or amounts is None:
         return
     whole = np.zeros((2, len(data.shape)), np.int64)
     whole[:, axes] = amounts.reshape(2, -1)
-    node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
+    node.replace_input_with(1, names.add_constant(f"{node.name}.pads", whole.reshape(-1)))
     node.resize_inputs(3)
 
 
 def resize_all_axes(node: ir.Node, names: GraphNames) -> None:
     """Resize explicitly on all axes, for the reason of `pad_all_axes`."""
-    data = input_of(node, 0)
+    data = get_node_input(node, 0)
     if data is None or data.shape is None or "axes" not in node.attributes:
         return
-    rank, scales, region = len(data.shape), array_of(input_of(node, 2)), input_of(node, 1)
-    borders = array_of(region)
+    rank, scales, region = (
+        len(data.shape),
+        get_constant_array(get_node_input(node, 2)),
+        get_node_input(node, 1),
+    )
+    borders = get_constant_array(region)
     crops = node.attributes.get_string("coordinate_transformation_mode") == "tf_crop_and_resize"
     if scales is None or not scales.size or (crops and borders is None):
         return
     resized = list(node.attributes.get_ints("axes"))
     every = np.ones(rank, np.float32)
     every[resized] = scales
-    node.replace_input_with(2, names.constant(f"{node.name}.scales", every))
+    node.replace_input_with(2, names.add_constant(f"{node.name}.scales", every))
     if crops and borders is not None:
         whole = np.repeat(np.array([[0], [1]], borders.dtype), rank, axis=1)
         whole[:, resized] = borders.reshape(2, -1)
-        region = names.constant(f"{node.name}.roi", whole.reshape(-1))
+        region = names.add_constant(f"{node.name}.roi", whole.reshape(-1))
     node.replace_input_with(1, region if crops else None)  # other modes ignore the region
     del node.attributes["axes"]
 
@@ -230,7 +245,7 @@ class _Framing:
     stride: int
 
     @property
-    def parts(self) -> int:
+    def strides_per_kernel(self) -> int:
         """Number of strides per kernel."""
         return int(self.weight.shape[2]) // self.stride
 
@@ -255,7 +270,7 @@ def frame_convolutions(program: ir.Model, names: GraphNames) -> bool:
 def _match_framing(node: ir.Node) -> _Framing | None:
     if not is_convolution(node) or not is_float32(node.inputs[0]):
         return None
-    weight = array_of(node.inputs[1])
+    weight = get_constant_array(node.inputs[1])
     if weight is None or weight.dtype != np.float32 or weight.ndim != 3 or weight.shape[1] != 1:
         return None
     attributes = node.attributes
@@ -278,36 +293,38 @@ class _Writer:
         self.nodes: list[ir.Node] = []
         self._stem, self._names = str(node.name), names
 
-    def constant(self, suffix: str, array: np.ndarray) -> ir.Value:
+    def add_constant(self, suffix: str, array: np.ndarray) -> ir.Value:
         """Return a constant of the graph."""
-        return self._names.constant(f"{self._stem}.{suffix}", array)
+        return self._names.add_constant(f"{self._stem}.{suffix}", array)
 
-    def bound(self, number: int) -> ir.Value:
+    def slice_bound(self, number: int) -> ir.Value:
         """Return a position in the format of Slice: int64 [1]."""
-        return self.constant("bound", np.array([number]))
+        return self.add_constant("bound", np.array([number]))
 
-    def put(
+    def append_node(
         self, op: str, *inputs: ir.Value, name: str | None = None, **options: int | list[int]
     ) -> ir.Value:
         """Append a new node and return its result."""
-        node = ir.node(op, inputs, options, name=name or self._names.new(f"{self._stem}/{op}"))
-        node.outputs[0].name = self._names.new(f"{node.name}_result")
+        node = ir.node(
+            op, inputs, options, name=name or self._names.reserve_name(f"{self._stem}/{op}")
+        )
+        node.outputs[0].name = self._names.reserve_name(f"{node.name}_result")
         self.nodes.append(node)
         return node.outputs[0]
 
 
 def _replace_convolution(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
     assert node.graph is not None
-    signal, bias = node.inputs[0], input_of(node, 2)
+    signal, bias = node.inputs[0], get_node_input(node, 2)
     assert signal is not None
     writer = _Writer(node, names)
     frames = _slice_frames(writer, signal, framing)
-    weight = writer.constant("weight_framed", np.ascontiguousarray(framing.weight[:, 0].T))
-    result = writer.put("MatMul", frames, weight, name=str(node.name))
+    weight = writer.add_constant("weight_framed", np.ascontiguousarray(framing.weight[:, 0].T))
+    result = writer.append_node("MatMul", frames, weight, name=str(node.name))
     if bias is not None:
-        result = writer.put("Add", result, bias)
-    result = writer.put("Transpose", result, perm=[0, 2, 1])
-    node.name = names.new(f"{node.name}/replaced")
+        result = writer.append_node("Add", result, bias)
+    result = writer.append_node("Transpose", result, perm=[0, 2, 1])
+    node.name = names.reserve_name(f"{node.name}/replaced")
     ir.convenience.replace_nodes_and_values(
         node.graph, node, [node], writer.nodes, node.outputs, [result]
     )
@@ -315,27 +332,31 @@ def _replace_convolution(node: ir.Node, framing: _Framing, names: GraphNames) ->
 
 def _slice_frames(writer: _Writer, signal: ir.Value, framing: _Framing) -> ir.Value:
     """Return the frames [batch, frames, length of a kernel] of a signal [batch, 1, length]."""
-    axis, start = writer.bound(2), writer.bound(0)
-    whole = writer.put(
+    axis, start = writer.slice_bound(2), writer.slice_bound(0)
+    whole = writer.append_node(
         "Slice", signal, start, _floor_to_stride(writer, signal, framing.stride), axis
     )
-    hops = writer.put("Reshape", whole, writer.constant("hops", np.array([0, -1, framing.stride])))
-    if framing.parts == 1:
+    hops = writer.append_node(
+        "Reshape", whole, writer.add_constant("hops", np.array([0, -1, framing.stride]))
+    )
+    if framing.strides_per_kernel == 1:
         return hops
-    axis = writer.bound(1)
+    axis = writer.slice_bound(1)
     parts = []
-    for first in range(framing.parts):
-        behind = first + 1 - framing.parts
-        end = writer.bound(behind if behind else _TO_THE_END)
-        parts.append(writer.put("Slice", hops, writer.bound(first), end, axis))
-    return writer.put("Concat", *parts, axis=2)
+    for first in range(framing.strides_per_kernel):
+        behind = first + 1 - framing.strides_per_kernel
+        end = writer.slice_bound(behind if behind else _TO_THE_END)
+        parts.append(writer.append_node("Slice", hops, writer.slice_bound(first), end, axis))
+    return writer.append_node("Concat", *parts, axis=2)
 
 
 def _floor_to_stride(writer: _Writer, signal: ir.Value, stride: int) -> ir.Value:
     """Return the length of a signal, rounded down to a multiple of the stride, int64 [1]."""
     size = signal.shape[2] if signal.shape is not None else None
     if isinstance(size, int):
-        return writer.bound(size // stride * stride)
-    length = writer.put("Gather", writer.put("Shape", signal), writer.bound(2))
-    step = writer.bound(stride)
-    return writer.put("Mul", writer.put("Div", length, step), step)
+        return writer.slice_bound(size // stride * stride)
+    length = writer.append_node(
+        "Gather", writer.append_node("Shape", signal), writer.slice_bound(2)
+    )
+    step = writer.slice_bound(stride)
+    return writer.append_node("Mul", writer.append_node("Div", length, step), step)

@@ -10,11 +10,11 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.onnxrt.fusion import is_table, kernel_operands
+from neural_mp.adaptors.onnxrt.fusion import is_table, list_kernel_operands
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.opset import is_function, supports_dtype, typed_inputs
+from neural_mp.adaptors.onnxrt.graph.opset import find_typed_inputs, is_function, supports_dtype
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
-from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
+from neural_mp.adaptors.onnxrt.graph.subgraphs import iterate_node_bodies
 from neural_mp.adaptors.onnxrt.kernels import n_bits, ops
 from neural_mp.adaptors.onnxrt.kernels.registry import (
     CONTRIB,
@@ -33,10 +33,10 @@ _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _RUNS_GRAPHS = "it runs nested graphs, whose ops have precisions of their own"
 
 
-def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
+def find_kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
     finder = _KernelFinder(model, accumulation)
-    result = {name: finder.kernels(name, node) for name, node in model.structure.nodes.items()}
+    result = {name: finder.find_kernels(name, node) for name, node in model.structure.nodes.items()}
     part = OpKernels.none("it is a further output of an op and has the precision of that op")
     return {**result, **dict.fromkeys(model.structure.parts, part)}
 
@@ -46,7 +46,7 @@ class _KernelFinder:
     model: OnnxModel
     accumulation: KernelAccumulation
 
-    def kernels(self, name: str, node: ir.Node) -> OpKernels:
+    def find_kernels(self, name: str, node: ir.Node) -> OpKernels:
         """Return the kernels of an op."""
         if self.model.obstacle is not None:
             return OpKernels.none(self.model.obstacle)
@@ -57,12 +57,12 @@ class _KernelFinder:
             if runs_natively(self.model.provider, node, self.model.opset, dtype)
         )
         return OpKernels(
-            self.int8_obstacle(name, node) or self.integer_kernel(node),
+            self.find_int8_obstacle(name, node) or self.find_integer_kernel(node),
             {precision: reason for precision, reason in obstacles.items() if reason is not None},
             frozenset(_SIXTEEN) - frozenset(native),
         )
 
-    def integer_kernel(self, node: ir.Node) -> IntegerKernel:
+    def find_integer_kernel(self, node: ir.Node) -> IntegerKernel:
         """Return the integer kernel of an op that has one.
 
         A plan may request unsigned weights: products of two uint8 values use 16-bit factors, exact
@@ -71,7 +71,9 @@ class _KernelFinder:
         """
         algorithms: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
-            rows = self.grouped_specs(n_bits.TABLE, edit.known_array(node.inputs[0]).shape[1])
+            rows = self.find_grouped_specs(
+                n_bits.TABLE, edit.require_constant_array(node.inputs[0]).shape[1]
+            )
             return replace(reasons.table_in_bytes(), low_bits=rows)
         if ops.has_role(node, ops.Role.RECURRENT):
             weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
@@ -80,19 +82,19 @@ class _KernelFinder:
             )
         if not ops.has_role(node, ops.Role.LAYER):
             return IntegerKernel(algorithms=algorithms)
-        weight = weight_quant_spec(self.accumulation[ops.kernel_of(node, node.inputs[1])])
+        weight = weight_quant_spec(self.accumulation[ops.get_kernel_kind(node, node.inputs[1])])
         alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
         if not ops.is_product(node):
             return IntegerKernel(weight, algorithms, other_weights=alternatives)
         if self.model.provider == CPU:
             algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
-        inputs = edit.known_array(node.inputs[1]).shape[ops.weight_axes(node)[1]]
-        low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
+        inputs = edit.require_constant_array(node.inputs[1]).shape[ops.get_weight_axes(node)[1]]
+        low_bits = self.find_grouped_specs(n_bits.PRODUCT, inputs)
         corrections = reasons.ZERO_POINT_CORRECTIONS
         if not isinstance(low_bits, str):
-            floats = n_bits.working_specs(n_bits.PRODUCT, inputs, KernelInputs.FLOAT)
-            alternatives += (*reasons.corrected_specs(floats, corrections),)
-            alternatives += (*reasons.corrected_specs(low_bits, corrections, most_bits=8),)
+            floats = n_bits.list_working_specs(n_bits.PRODUCT, inputs, KernelInputs.FLOAT)
+            alternatives += (*reasons.iterate_corrected_specs(floats, corrections),)
+            alternatives += (*reasons.iterate_corrected_specs(low_bits, corrections, most_bits=8),)
         return IntegerKernel(
             weight,
             algorithms,
@@ -101,24 +103,24 @@ class _KernelFinder:
             low_bit_corrections=corrections,
         )
 
-    def grouped_specs(self, op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
+    def find_grouped_specs(self, op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
         """Return the quantizations of a weight in groups, or the reason for their absence."""
         if self.model.provider != CPU or not has_kernel(CPU, op, CONTRIB):
             return f"{self.model.provider} has no kernel {op}"
-        return n_bits.kernel_specs(op, inputs)
+        return n_bits.list_kernel_specs(op, inputs)
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
         """Return the reason why an op cannot run in 16 bits; None if it can."""
         opset = self.model.opset
         if not edit.is_float32(node.outputs[0]):
             return "its output is not known to be float32"
-        if len(edit.used_outputs(node)) > 1:
+        if len(edit.list_used_outputs(node)) > 1:
             return reasons.SEVERAL_RESULTS
         if node.domain:
             return f"{node.domain}.{node.op_type} is not an op of the ai.onnx domain"
-        if not typed_inputs(node, opset):
+        if not find_typed_inputs(node, opset):
             return "its output and input types differ"
-        if list(bodies_of(node)):
+        if list(iterate_node_bodies(node)):
             return _RUNS_GRAPHS
         if node.op_type in ops.SCATTERS and "reduction" in node.attributes:
             return "its reduction has FP32 kernels only"
@@ -153,31 +155,31 @@ class _KernelFinder:
         opset = self.model.opset
         if not is_function(node, opset):
             return False
-        typed = typed_inputs(node, opset)
+        typed = find_typed_inputs(node, opset)
         operands = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
         is_listed = any(node.op_type in types for types in ops.TYPES.values())
         has_own = has_kernel_of(self.model.provider, node, opset, "float16")
         return any(map(edit.is_float32, operands)) or not (is_listed or has_own)
 
-    def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
+    def find_int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Return the reason why an op has no integer kernel; None if it has one."""
-        if name in self.model.rejected:
-            return self.model.rejected[name]
+        if name in self.model.rejected_ops:
+            return self.model.rejected_ops[name]
         if name in self.model.structure.alone:
             if is_table(node):
-                return reasons.table_obstacle(edit.known_array(node.inputs[0]))
-            return self._recurrent_obstacle(node)
+                return reasons.find_table_obstacle(edit.require_constant_array(node.inputs[0]))
+            return self._find_recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
-            return self._no_kernel(name, node)
-        provider, row = self.model.provider, ops.row_of(node)
+            return self._explain_missing_kernel(name, node)
+        provider, row = self.model.provider, ops.get_op_row(node)
         if not has_kernel(provider, row.kernel, row.domain):
             return f"{provider} has no integer kernel for {node.op_type}"
-        if not all(edit.is_float32(v) for v in kernel_operands(node) if v is not None):
+        if not all(edit.is_float32(v) for v in list_kernel_operands(node) if v is not None):
             return "an input is not known to be float32"
-        return self._weight_obstacle(node) if ops.has_role(node, ops.Role.LAYER) else None
+        return self._find_weight_obstacle(node) if ops.has_role(node, ops.Role.LAYER) else None
 
-    def _recurrent_obstacle(self, node: ir.Node) -> str | None:
-        row = ops.row_of(node)
+    def _find_recurrent_obstacle(self, node: ir.Node) -> str | None:
+        row = ops.get_op_row(node)
         if self.model.provider != CPU or not has_kernel(CPU, row.kernel, row.domain):
             return f"{self.model.provider} has no integer kernel for {node.op_type}"
         if node.attributes.get_int("layout", 0):
@@ -186,15 +188,15 @@ class _KernelFinder:
             if value is not None and not edit.is_float32(value):
                 return "an input is not known to be float32"
         for value in node.inputs[1:3]:
-            weight = edit.array_of(value)
+            weight = edit.get_constant_array(value)
             if weight is None:
                 return reasons.COMPUTED_WEIGHT
             if not reasons.is_usable(weight):
                 return reasons.UNUSABLE_WEIGHT
         return None if row.obstacle is None else row.obstacle(node)
 
-    def _weight_obstacle(self, node: ir.Node) -> str | None:
-        weight = edit.array_of(node.inputs[1])
+    def _find_weight_obstacle(self, node: ir.Node) -> str | None:
+        weight = edit.get_constant_array(node.inputs[1])
         if weight is None:
             return reasons.COMPUTED_WEIGHT
         if node.inputs[0] is None or node.inputs[0].const_value is not None:
@@ -203,31 +205,33 @@ class _KernelFinder:
             return reasons.UNUSABLE_WEIGHT
         if ops.is_product(node) and weight.ndim != 2:
             return "its weight is not a matrix"
-        added = edit.input_of(node, 2)
-        bias = edit.array_of(added)
+        added = edit.get_node_input(node, 2)
+        bias = edit.get_constant_array(added)
         if added is not None and bias is None:
             return "its bias is computed, not constant"
-        return _product_obstacle(node, weight, bias) if ops.is_product(node) else None
+        return _find_product_obstacle(node, weight, bias) if ops.is_product(node) else None
 
-    def _no_kernel(self, name: str, node: ir.Node) -> str:
+    def _explain_missing_kernel(self, name: str, node: ir.Node) -> str:
         if name in self.model.structure.layer_of:
             return reasons.FUSED
         if name in self.model.structure.agnostic_ops:
             return reasons.AGNOSTIC
-        if list(bodies_of(node)):
+        if list(iterate_node_bodies(node)):
             return _RUNS_GRAPHS
         is_joining = bool(node.inputs) and ops.has_role(node, ops.Role.JOINING)
         if ops.has_role(node, ops.Role.LAYER) or is_joining:
             return "its output is not known to be float32, or an input is constant"
-        return ops.row_of(node).float_only or reasons.NO_INTEGER_KERNEL
+        return ops.get_op_row(node).float_only or reasons.NO_INTEGER_KERNEL
 
 
-def _product_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
+def _find_product_obstacle(
+    node: ir.Node, weight: np.ndarray, bias: np.ndarray | None
+) -> str | None:
     if node.attributes.get_int("transA", 0):
         return reasons.TRANSPOSED_INPUT
     if bias is None:
         return None
-    columns = weight.shape[ops.weight_axes(node)[0]]
+    columns = weight.shape[ops.get_weight_axes(node)[0]]
     if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
         return "its bias differs between rows"
     return None

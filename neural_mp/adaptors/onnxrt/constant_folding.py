@@ -13,10 +13,10 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.kernels.fusion import Affine
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of
-from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, bytes_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, in_order
-from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, dequantizes, is_convolution, quantizes
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, count_constant_bytes
+from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, iterate_node_bodies
+from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, is_convolution, is_dequantize, is_quantize
 from neural_mp.adaptors.onnxrt.kernels.registry import runs_natively
 from neural_mp.errors import ConversionError
 
@@ -54,11 +54,11 @@ _NUMBERS = (
 
 def remove_identity(node: ir.Node) -> None:
     """Bypass and remove an Identity, or a Dropout outside training."""
-    data, mode = node.inputs[0], edit.input_of(node, 2)
+    data, mode = node.inputs[0], edit.get_node_input(node, 2)
     if data is None:
         return
-    trains = np.array(0) if mode is None else edit.array_of(mode)
-    same = len(edit.used_outputs(node)) == 1 and trains is not None and not trains.any()
+    trains = np.array(0) if mode is None else edit.get_constant_array(mode)
+    same = len(edit.list_used_outputs(node)) == 1 and trains is not None and not trains.any()
     # Includes outputs of bodies: they must be computed within their body.
     if same and not node.outputs[0].is_graph_output() and node.graph is not None:
         node.outputs[0].replace_all_uses_with(data)
@@ -83,7 +83,7 @@ def is_constant(node: ir.Node) -> bool:
     return _CONSTANT in node.meta
 
 
-def stored_constants(value: ir.Value) -> list[ir.Value]:
+def find_stored_constants(value: ir.Value) -> list[ir.Value]:
     """Return the constants in the graph that a known value is, or is computed from."""
     stored: list[ir.Value] = []
     # A chain may read each result several times: followed once, it is linear.
@@ -104,7 +104,7 @@ def stored_constants(value: ir.Value) -> list[ir.Value]:
 def _fold_sized_nodes(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:
     """Fold what has a known size; return whether a repetition may fold more."""
     nodes = _find_foldable_nodes(program)
-    room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
+    room = max(_SMALL, sum(count_constant_bytes(value) for node in nodes for value in node.inputs))
     inferred = _infer_results(program, nodes)
     sizes = {
         value: math.prod(copy.shape.numpy()) * math.ceil(copy.dtype.itemsize)
@@ -125,11 +125,11 @@ def _fold_sized_nodes(program: ir.Model, names: edit.GraphNames, folder: Path | 
         if not value.is_graph_output() and any(use.node not in inside for use in value.uses())
     ]
     chains = _Chains(nodes)
-    storable = [value for value in results if not chains.quantize(value)]
+    storable = [value for value in results if not chains.is_quantized(value)]
     folded = [value for value in storable if sizes[value] <= _SMALL]
     large = [value for value in storable if sizes[value] > _SMALL]
     folded += _select_without_growth(large, sizes, chains)
-    if folded and not _fold_values(program, names, folder, chains.of(folded), folded):
+    if folded and not _fold_values(program, names, folder, chains.find_chain(folded), folded):
         return False
     for value in results:
         if value.uses():
@@ -152,7 +152,7 @@ def _fold_values(
         logger.debug("constant folding failed; constants are kept", exc_info=True)
         return False
     for value, array in zip(results, values, strict=True):
-        value.replace_all_uses_with(names.constant(f"{value.name}_folded", array))
+        value.replace_all_uses_with(names.add_constant(f"{value.name}_folded", array))
     return True
 
 
@@ -161,18 +161,19 @@ class _Chains:
 
     def __init__(self, nodes: Sequence[ir.Node]) -> None:
         self._order = {node: index for index, node in enumerate(nodes)}
-        self._quantizes = any(quantizes(node) or dequantizes(node) for node in nodes)
+        self._quantizes = any(is_quantize(node) or is_dequantize(node) for node in nodes)
 
     def __contains__(self, node: ir.Node) -> bool:
         return node in self._order
 
-    def quantize(self, value: ir.Value) -> bool:
+    def is_quantized(self, value: ir.Value) -> bool:
         """Whether a value is computed from a quantized one."""
         return self._quantizes and any(
-            quantizes(node) or dequantizes(node) for node in self.of([value], _MAX_CHAIN_NODES)
+            is_quantize(node) or is_dequantize(node)
+            for node in self.find_chain([value], _MAX_CHAIN_NODES)
         )
 
-    def of(self, results: Iterable[ir.Value], most: int | None = None) -> list[ir.Node]:
+    def find_chain(self, results: Iterable[ir.Value], most: int | None = None) -> list[ir.Node]:
         """Return the nodes that compute some values, in order; none if more than `most`."""
         nodes: set[ir.Node] = set()
         waiting = [value.producer() for value in results]
@@ -194,14 +195,14 @@ def _select_without_growth(
     replaced: set[ir.Value] = set()
     foldable = []
     for result in results:
-        nodes = chains.of([result], _MAX_CHAIN_NODES)
+        nodes = chains.find_chain([result], _MAX_CHAIN_NODES)
         operands = {value for node in nodes for value in node.inputs if value is not None}
         freed = {
             value
             for value in operands - replaced
             if value.is_initializer() and all(use.node in chains for use in value.uses())
         }
-        if sizes[result] <= sum(map(bytes_of, freed)):
+        if sizes[result] <= sum(map(count_constant_bytes, freed)):
             foldable.append(result)
             replaced |= freed
     return foldable
@@ -211,7 +212,7 @@ def _attach_lazy_value(
     program: ir.Model, value: ir.Value, inferred: ir.Value, chains: _Chains, folder: Path | None
 ) -> None:
     """Make the value of a computed constant known, to be computed on demand."""
-    nodes = chains.of([value], _MAX_CHAIN_NODES)
+    nodes = chains.find_chain([value], _MAX_CHAIN_NODES)
     shape, dtype = inferred.shape, inferred.dtype
     if not nodes or shape is None or dtype is None or value.const_value is not None:
         return
@@ -248,7 +249,7 @@ def _infer_results(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value
 
 def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
     """Replace an If with a constant condition by the chosen branch."""
-    condition, graph = edit.array_of(edit.input_of(node, 0)), node.graph
+    condition, graph = edit.get_constant_array(edit.get_node_input(node, 0)), node.graph
     if condition is None or graph is None:
         return
     branch = node.attributes["then_branch" if condition.any() else "else_branch"].as_graph()
@@ -259,11 +260,11 @@ def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
         graph.insert_before(node, inner)
     for result, value in zip(node.outputs, results, strict=True):
         if result.is_graph_output():  # keep its name
-            copy = ir.node("Identity", [value], name=names.new(f"{node.name}/result"))
+            copy = ir.node("Identity", [value], name=names.reserve_name(f"{node.name}/result"))
             graph.insert_before(node, copy)
             value, name = copy.outputs[0], result.name
             value.type, value.shape = result.type, result.shape
-            result.name = names.new(f"{name}/branch")
+            result.name = names.reserve_name(f"{name}/branch")
             value.name = name
         result.replace_all_uses_with(value, replace_graph_outputs=True)
     _clear_bodies(node)
@@ -272,7 +273,7 @@ def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
 
 def _clear_bodies(node: ir.Node) -> None:
     """Remove the nodes from all bodies of a node, so that they have no inputs."""
-    for body in bodies_of(node):
+    for body in iterate_node_bodies(node):
         body.outputs.clear()
         for inner in reversed(list(body)):
             _clear_bodies(inner)
@@ -285,7 +286,7 @@ def _find_foldable_nodes(program: ir.Model, without: Collection[ir.Node] = ()) -
     The nodes of `without`, and those that read their results, are left out.
     """
     nodes: list[ir.Node] = []
-    graph, opset = program.graph, opset_of(program)
+    graph, opset = program.graph, get_onnx_opset(program)
     constants = {value for value in graph.initializers.values() if value.const_value is not None}
     for node in in_order(graph):
         inputs = [value for value in node.inputs if value is not None]
@@ -299,7 +300,7 @@ def _find_foldable_nodes(program: ir.Model, without: Collection[ir.Node] = ()) -
                 for value in (*inputs, *node.outputs)
             )
             and _has_cpu_kernel(node, opset)
-            and not list(bodies_of(node))
+            and not list(iterate_node_bodies(node))
         ):
             nodes.append(node)
             constants.update(node.outputs)
@@ -348,16 +349,16 @@ def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
     if len(node.inputs) != 5:
         return
     conv = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if conv is None or not is_convolution(conv) or len(edit.used_outputs(node)) > 1:
+    if conv is None or not is_convolution(conv) or len(edit.list_used_outputs(node)) > 1:
         return
-    between, shift = conv.outputs[0], edit.input_of(conv, 2)
+    between, shift = conv.outputs[0], edit.get_node_input(conv, 2)
     training = node.attributes.get_int("training_mode", 0)
     if between.is_graph_output() or len(between.uses()) != 1 or training:
         return
     if conv.graph is not node.graph:
         return
-    parameters = [edit.array_of(value) for value in node.inputs[1:]]
-    weight, bias = edit.array_of(conv.inputs[1]), edit.array_of(shift)
+    parameters = [edit.get_constant_array(value) for value in node.inputs[1:]]
+    weight, bias = edit.get_constant_array(conv.inputs[1]), edit.get_constant_array(shift)
     if any(p is None for p in parameters) or (shift is not None and bias is None):
         return
     if weight is None or weight.dtype != np.float32:
@@ -368,7 +369,7 @@ def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
     affine.then_normalize(parameters, node.attributes.get_float("epsilon", 1e-5))
     scaled = weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
     for position, stem, folded in ((1, "weight", scaled), (2, "bias", affine.shift)):
-        value = names.constant(f"{conv.name}.{stem}_folded", folded.astype(np.float32))
+        value = names.add_constant(f"{conv.name}.{stem}_folded", folded.astype(np.float32))
         edit.put_input(conv, position, value)
     result = node.outputs[0]
     result.replace_all_uses_with(between, replace_graph_outputs=True)

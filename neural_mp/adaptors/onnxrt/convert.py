@@ -15,11 +15,11 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.named_graphs.tensor_variants import BF16, UINT8, VARIANT_OF
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, graph_structure, is_table
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.opset import typed_inputs
+from neural_mp.adaptors.onnxrt.graph.opset import find_typed_inputs
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, sink_constants
-from neural_mp.adaptors.onnxrt.kernels.ops import row_of, weight_axes
+from neural_mp.adaptors.onnxrt.kernels.ops import get_op_row, get_weight_axes
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
 from neural_mp.adaptors.onnxrt.kernels.writers import (
@@ -37,19 +37,19 @@ from neural_mp.space import ResolvedPlan
 def convert_graph(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
-    graph = structure(program, model.rejected)
+    graph = graph_structure(program, model.rejected_ops)
     variants = Variants(program.graph, graph.names, plan.flow, ranges)
     writer = _Writer(model, program, graph, plan, variants)
     for name, node in graph.nodes.items():
-        writer.write(name, node)
-    writer.finish()
+        writer.write_node(name, node)
+    writer.finish_graph()
     return replace(
         model,
         program=program,
         given=None,
         kernel_check=None,
         ops=variants.owners,
-        results=writer.results(),
+        results=writer.result_locations(),
         counts=variants.counts,
         grouped={},
         _runners={},
@@ -64,10 +64,10 @@ def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
     (`WeightBiasQuantization`, since 1.21). Plans keep such ops in FP32 mostly for accuracy. A
     DequantizeLinear with a scale per channel is not rewritten.
     """
-    weight, row = edit.input_of(node, 1), row_of(node)
+    weight, row = edit.get_node_input(node, 1), get_op_row(node)
     if not row.rounded_by_runtime or weight is None or weight.const_value is None:
         return 0, 0
-    _, inputs = weight_axes(node)
+    _, inputs = get_weight_axes(node)
     # A transposed convolution has the outputs of one group in its weight, others the inputs.
     groups = node.attributes.get_int("group", 1) if inputs else 1
     axis = 1 - node.attributes.get_int("transA", 0)
@@ -86,7 +86,7 @@ class _Writer:
     #: Ops without a result: all ops of an integer kernel except the last.
     within: set[str] = field(default_factory=set)
 
-    def write(self, name: str, node: ir.Node) -> None:
+    def write_node(self, name: str, node: ir.Node) -> None:
         """Rewrite one node of the unconverted graph."""
         if name in self.done:
             return
@@ -99,21 +99,21 @@ class _Writer:
             write_low_bits = write_low_bit_table if is_table(node) else write_low_bit_product
             write_low_bits(self.variants, node, weight, self.model.grouped.get(name))
         elif precision is Precision.INT8 and name in self.structure.alone:
-            row_of(node).writer(self.variants, FusionGroup(node), self.plan.plan[name])
+            get_op_row(node).writer(self.variants, FusionGroup(node), self.plan.plan[name])
         elif precision is Precision.INT8 and fusion_group is not None:
             self._write_int8(name, node, fusion_group)
         elif name in self.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
-            write_mover(self.variants, node, row_of(node).fill)
+            write_mover(self.variants, node, get_op_row(node).fill)
         elif precision.is_16_bit:
             self._write_16_bit(node, VARIANT_OF[precision])
         else:
             for value in dict.fromkeys(edit.read_by(node)):
                 if value in self.structure.names:
-                    edit.redirect_reads(node, value, self._fp32_input(node, value))
+                    edit.redirect_reads(node, value, self._as_fp32_input(node, value))
 
-    def _fp32_input(self, node: ir.Node, value: ir.Value) -> ir.Value:
-        if str(node.name) in self.model.rejected and edit.is_float32(value):
-            return self.variants.shielded(value)
+    def _as_fp32_input(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        if str(node.name) in self.model.rejected_ops and edit.is_float32(value):
+            return self.variants.shield_float(value)
         if value is node.inputs[0] and self.variants.comes_stored(value):
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):
@@ -121,12 +121,12 @@ class _Writer:
                 wide = ((at, size) for at, size in sizes if isinstance(size, int) and size > 1)
                 axis, channels = next(wide, (0, 0))
             if channels:
-                return self.variants.by_channel(value, axis, channels)
-        return self.variants.real(value)
+                return self.variants.dequantize_by_channel(value, axis, channels)
+        return self.variants.as_float(value)
 
     def _leads_to_rounding(self, node: ir.Node) -> bool:
         """Whether ONNX Runtime would round the weight of an op after a quantize-agnostic op."""
-        if not row_of(node).passed_by_dequantize:
+        if not get_op_row(node).passed_by_dequantize:
             return False
         return any(
             use.idx == 0
@@ -137,38 +137,38 @@ class _Writer:
 
     def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
         effective = self.plan.effective
-        fusion_group = fusion_group.reduced(
+        fusion_group = fusion_group.fused_prefix(
             lambda op: effective.get(str(op.name)) is Precision.INT8
         )
-        fused = [str(op.name) for op in fusion_group.members]
+        fused = [str(op.name) for op in fusion_group.fused_ops]
         self.done.update(fused)
         self.within.update([name, *fused][:-1])
-        row_of(node).writer(self.variants, fusion_group, self.plan.plan[name])
+        get_op_row(node).writer(self.variants, fusion_group, self.plan.plan[name])
 
     def _write_16_bit(self, node: ir.Node, variant: str) -> None:
         provider, opset = self.model.provider, self.model.opset
         native = variant != BF16 or runs_natively(provider, node, opset, "bfloat16")
-        fetch = self.variants.real if native else self.variants.widened
-        typed = typed_inputs(node, opset)
+        fetch = self.variants.as_float if native else self.variants.round_to_16_bits
+        typed = find_typed_inputs(node, opset)
         for position, value in enumerate(node.inputs):
             if value is not None and position in typed:
                 node.replace_input_with(position, fetch(value, variant))
             elif value is not None and value in self.structure.names:
-                node.replace_input_with(position, self.variants.real(value))
+                node.replace_input_with(position, self.variants.as_float(value))
         (result, *_) = node.outputs
         if native:
-            self.variants.put(result, variant, result)
+            self.variants.set_variant(result, variant, result)
         else:
             self.variants.put_rounded(result, variant)
 
-    def finish(self) -> None:
+    def finish_graph(self) -> None:
         """Insert the outputs and remove unused nodes."""
         graph = self.program.graph
         self.variants.place = None
         final: dict[ir.Value, ir.Value] = {}
         for index, value in enumerate(list(graph.outputs)):
             if value not in final:
-                final[value] = self._restore_output_name(value, self.variants.real(value))
+                final[value] = self._restore_output_name(value, self.variants.as_float(value))
             graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
         sink_constants(self.program)
@@ -179,7 +179,7 @@ class _Writer:
         # 2.2 times the speed of FP32 instead of 2.8.
         edit.forget_types(graph)
 
-    def results(self) -> dict[str, OutputLocation]:
+    def result_locations(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""
         untouched, graph = self.model.structure, self.program.graph
         present = {id(value) for node in in_order(graph) for value in node.outputs}
@@ -188,7 +188,7 @@ class _Writer:
             op = untouched.parts.get(name, name)
             if op not in untouched.nodes or name in self.within:
                 continue
-            final, encoding = self.variants.result_of(value)
+            final, encoding = self.variants.get_computed_result(value)
             if id(final) in present:
                 by_op[name] = OutputLocation(str(final.name), untouched.nodes[op].op_type, encoding)
         return by_op
@@ -198,11 +198,11 @@ class _Writer:
             return value
         if output.is_graph_output() or output.is_graph_input():
             copied = ir.val(None)
-            self.variants.insert(
+            self.variants.insert_node(
                 ir.node("Identity", [output], outputs=[copied]), f"{value.name}/copy"
             )
             output = copied
         name = value.name
-        value.name = self.variants.names.new(f"{name}/{UINT8}/before")
+        value.name = self.variants.names.reserve_name(f"{name}/{UINT8}/before")
         output.name, output.type, output.shape = name, value.type, value.shape
         return output

@@ -12,16 +12,16 @@ from neural_mp.adaptors.common.kernels.fusion import (
     BIAS,
     FusionRules,
     find_fusion_groups,
-    fused_into,
+    map_fused_ops,
 )
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
-from neural_mp.adaptors.onnxrt.graph.edit import array_of, is_float32, used_outputs
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, runners
-from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, row_of
+from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array, is_float32, list_used_outputs
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.subgraphs import find_runners, in_order
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
-from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, clamp_limits
+from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, get_clamp_limits
 
 Step = fusion.Step[ir.Node, ir.Value]
 
@@ -55,21 +55,21 @@ class GraphStructure:
     parts: Mapping[str, str]
 
 
-def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructure:
+def graph_structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructure:
     """Return the structure of a canonicalized graph.
 
     `rejected` are ops that cannot run between integer ops, whatever their kernels.
     """
-    graph, opset = program.graph, opset_of(program)
+    graph, opset = program.graph, get_onnx_opset(program)
     nodes = {str(node.name): node for node in in_order(graph) if not is_constant(node)}
-    inputs = (v for body in runners(graph) for v in body.inputs if not v.is_initializer())
+    inputs = (v for body in find_runners(graph) for v in body.inputs if not v.is_initializer())
     step_inputs = tuple(filter(is_float32, inputs))
     fed = [*(value for value in graph.inputs if not value.is_initializer()), *step_inputs]
     values = {str(value.name): value for value in fed}
     parts: dict[str, str] = {}
     reserved = {*nodes, *values}
     for name, node in nodes.items():
-        for index, value in enumerate(used_outputs(node)):
+        for index, value in enumerate(list_used_outputs(node)):
             tensor = name
             if index:
                 tensor = reserve_name(f"{name}:{node.outputs.index(value)}", reserved)
@@ -81,7 +81,7 @@ def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructu
     return GraphStructure(
         nodes,
         {str(head.name): group for head, group in groups.items()},
-        {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
+        {str(op.name): str(head.name) for op, head in map_fused_ops(groups.values()).items()},
         frozenset(name for name, node in sound.items() if _is_agnostic_op(node, opset)),
         frozenset(
             name for name, node in nodes.items() if is_table(node) or has_role(node, Role.RECURRENT)
@@ -111,14 +111,14 @@ def _may_head_group(node: ir.Node) -> bool:
         return False
     if has_role(node, Role.LAYER):
         return True
-    operands = kernel_operands(node)
+    operands = list_kernel_operands(node)
     computed = all(value is not None and value.const_value is None for value in operands)
-    return has_role(node, Role.JOINING) and computed and len(used_outputs(node)) == 1
+    return has_role(node, Role.JOINING) and computed and len(list_used_outputs(node)) == 1
 
 
-def kernel_operands(node: ir.Node) -> tuple[ir.Value | None, ...]:
+def list_kernel_operands(node: ir.Node) -> tuple[ir.Value | None, ...]:
     """Return the inputs of a layer or joining op that its integer kernel reads."""
-    return tuple(node.inputs[: row_of(node).operands])
+    return tuple(node.inputs[: get_op_row(node).operands])
 
 
 class _Kernels(FusionRules[ir.Node, ir.Value]):
@@ -131,23 +131,27 @@ class _Kernels(FusionRules[ir.Node, ir.Value]):
     def __init__(self, rejected: Collection[str]) -> None:
         self._rejected = rejected
 
-    def bias(self, group: FusionGroup) -> Step | None:
-        step = _only_reader(group.tail.outputs[0])
-        if step is None or row_of(group.head).bias is not None:
+    def match_bias(self, group: FusionGroup) -> Step | None:
+        step = _find_only_reader(group.tail.outputs[0])
+        if step is None or get_op_row(group.head).bias is not None:
             return None
         bias = _match_bias(group.head, step)
         return Step(BIAS, (step,), bias) if bias is not None else None
 
-    def activation(self, group: FusionGroup) -> Step | None:
-        step = _only_reader(group.tail.outputs[0])
-        if step is None or not row_of(group.head).fuses_activation or clamp_limits(step) is None:
+    def match_activation(self, group: FusionGroup) -> Step | None:
+        step = _find_only_reader(group.tail.outputs[0])
+        if (
+            step is None
+            or not get_op_row(group.head).fuses_activation
+            or get_clamp_limits(step) is None
+        ):
             return None
         if step.name in self._rejected:
             return None
         return Step(step.op_type, (step,))
 
 
-def _only_reader(value: ir.Value) -> ir.Node | None:
+def _find_only_reader(value: ir.Value) -> ir.Node | None:
     if value.is_graph_output() or len(value.uses()) != 1:
         return None
     (use,) = value.uses()
@@ -160,7 +164,7 @@ def _match_bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
         return None
     weight, result = product.inputs[1], product.outputs[0]
     for value in step.inputs:
-        array = array_of(value)
+        array = get_constant_array(value)
         if array is None or weight is None or weight.shape is None or len(weight.shape) != 2:
             continue
         columns = array.size == array.shape[-1] == weight.shape[1] if array.ndim else False
@@ -178,6 +182,6 @@ def _is_agnostic_op(node: ir.Node, opset: int) -> bool:
         return False
     if any(value is not None and value.const_value is None for value in node.inputs[1:]):
         return False
-    if len(used_outputs(node)) > 1 and not row_of(node).moves_several:
+    if len(list_used_outputs(node)) > 1 and not get_op_row(node).moves_several:
         return False
     return moves_bytes(node, opset)

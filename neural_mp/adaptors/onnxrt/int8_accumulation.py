@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neural_mp.adaptors.common.kernels import int8_accumulation as common
-from neural_mp.adaptors.common.kernels.runtime_probe import version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_installed_version
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 
@@ -21,7 +21,7 @@ CASES: Mapping[str, common.Case] = {
 def int8_accumulation(hardware: Hardware) -> common.KernelAccumulation:
     """Return the accumulation of each kind of kernel on the target machine."""
     module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
-    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    return common.probed_accumulation(
+    version = find_installed_version("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    return common.probe_int8_accumulation(
         hardware, module, f"{_VERSION} {version}", CASES, obeys_onednn_limit=False
     )

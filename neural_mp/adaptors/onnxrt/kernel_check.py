@@ -17,11 +17,11 @@ from functools import cached_property
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, version_of
-from neural_mp.adaptors.onnxrt.fusion import structure
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32, sizes_of, used_outputs
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, find_installed_version
+from neural_mp.adaptors.onnxrt.fusion import graph_structure
+from neural_mp.adaptors.onnxrt.graph.edit import get_known_sizes, is_float32, list_used_outputs
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.subgraphs import iterate_node_bodies
 from neural_mp.adaptors.onnxrt.kernel_check_probe import (
     GENERATED,
     JOINER,
@@ -49,16 +49,16 @@ class KernelCheck:
     program: ir.Model
 
     @cached_property
-    def rejected(self) -> Mapping[str, str]:
+    def rejected_ops(self) -> Mapping[str, str]:
         """Op → the reason why it cannot run between integer ops."""
         return {
             op: f"between integer ops, ONNX Runtime {reason}"
-            for op, reason in _find_deviations(self.cases()).items()
+            for op, reason in _find_deviations(self.build_cases()).items()
         }
 
-    def cases(self) -> dict[str, bytes]:
+    def build_cases(self) -> dict[str, bytes]:
         """Return op → its case, for the ops that may be fused with integer ops."""
-        graph, opset = structure(self.program), opset_of(self.program)
+        graph, opset = graph_structure(self.program), get_onnx_opset(self.program)
         cases = {}
         for name, node in graph.nodes.items():
             if name in graph.agnostic_ops:
@@ -70,7 +70,7 @@ class KernelCheck:
             # Products are written as their kernel.
             if role == LAYER and is_product(node):
                 continue
-            case = case_of(node, role, opset)
+            case = build_op_case(node, role, opset)
             if case is not None:
                 cases[name] = case
         return cases
@@ -78,12 +78,12 @@ class KernelCheck:
 
 def compare_ahead(checks: Iterable[KernelCheck]) -> None:
     """Compare the ops of several models in one child process."""
-    cases = (case for check in checks for case in check.cases().values())
+    cases = (case for check in checks for case in check.build_cases().values())
     _find_deviations({str(index): case for index, case in enumerate(cases)})
 
 
 def _find_deviations(cases: Mapping[str, bytes]) -> dict[str, str]:
-    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    version = find_installed_version("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     return find_deviations(_PROBE, f"{_VERSION} {version}", cases)
 
 
@@ -103,16 +103,19 @@ Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]
 
 
-def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
+def build_op_case(node: ir.Node, role: str, opset: int) -> bytes | None:
     """Return the case of an op, a serialized model of it; None if no integer op can precede it."""
-    if node.domain or list(bodies_of(node)) or not is_float32(node.outputs[0]):
+    if node.domain or list(iterate_node_bodies(node)) or not is_float32(node.outputs[0]):
         return None
     fed = [value for value in node.inputs if value is not None and value.const_value is None]
     kinds = {value.dtype for value in fed}
     # Arbitrary indices would not be valid.
     if ir.DataType.FLOAT not in kinds or kinds - {ir.DataType.FLOAT, ir.DataType.BOOL}:
         return None
-    names = {value: f"x{index}" for index, value in enumerate(dict.fromkeys(_present_inputs(node)))}
+    names = {
+        value: f"x{index}"
+        for index, value in enumerate(dict.fromkeys(_iterate_present_inputs(node)))
+    }
     proto = ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
     proto.name = proto.doc_string = ""
@@ -130,10 +133,10 @@ def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
         value for value in names if value.const_value is None or _has_arbitrary_values(node, value)
     ]
     if role == LAYER:
-        shapes, groups = _convolution_shapes(node)
+        shapes, groups = _choose_convolution_shapes(node)
         proto.attribute.append(onnx.helper.make_attribute("group", groups))
     else:
-        shapes = list(_candidate_shapes([_input_dims(value) for value in free]))
+        shapes = list(_iterate_candidate_shapes([_choose_input_dims(value) for value in free]))
     inputs = [
         onnx.helper.make_tensor_value_info(names[value], int(value.dtype or 0), None)
         for value in free
@@ -150,14 +153,14 @@ def case_of(node: ir.Node, role: str, opset: int) -> bytes | None:
     details: Mapping[str, object] = {
         ROLE: role,
         SHAPES: shapes,
-        READ: [f"y{node.outputs.index(value)}" for value in used_outputs(node)],
+        READ: [f"y{node.outputs.index(value)}" for value in list_used_outputs(node)],
         GENERATED: [names[value] for value in free if value.const_value is not None],
     }
     onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in details.items()})
     return model.SerializeToString(deterministic=True)
 
 
-def _present_inputs(node: ir.Node) -> Iterator[ir.Value]:
+def _iterate_present_inputs(node: ir.Node) -> Iterator[ir.Value]:
     return (value for value in node.inputs if value is not None)
 
 
@@ -172,14 +175,14 @@ def _has_arbitrary_values(node: ir.Node, value: ir.Value) -> bool:
     )
 
 
-def _input_dims(value: ir.Value) -> Dims:
+def _choose_input_dims(value: ir.Value) -> Dims:
     if value.const_value is not None:
         return tuple(value.const_value.shape.numpy())
-    sizes = sizes_of(value)
+    sizes = get_known_sizes(value)
     return _UNKNOWN_SHAPE if sizes is None else sizes
 
 
-def _candidate_shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
+def _iterate_candidate_shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape]]]:
     """Yield the shapes to run, each with alternatives: those which the op accepts count.
 
     Reduced shapes come first, as they take less time and apply to more models.
@@ -209,9 +212,9 @@ def _reduce_size(size: int) -> int:
     return size if size <= _MAX_SIZE else _REMAINDER_OF + size % _REMAINDER_OF
 
 
-def _convolution_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
+def _choose_convolution_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
     """Return the shapes of a convolution's data, weight and bias with few channels, and groups."""
-    data, weight, *bias = _present_inputs(node)
+    data, weight, *bias = _iterate_present_inputs(node)
     assert weight.const_value is not None
     outputs, inputs, *window = weight.const_value.shape.numpy()
     groups = node.attributes.get_int("group", 1)
@@ -219,8 +222,8 @@ def _convolution_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:
     out_channels = few * min(outputs // groups, _MAX_CHANNELS)
     in_channels = min(inputs, _MAX_CHANNELS)
     constants: list[Shape] = [(out_channels, in_channels, *window), *[(out_channels,)] * len(bias)]
-    dims = _input_dims(data) if data.shape is not None else (None,) * (2 + len(window))
+    dims = _choose_input_dims(data) if data.shape is not None else (None,) * (2 + len(window))
     return [
         [[(_FIRST_SIZE, few * in_channels, *shapes[0][2:]), *constants] for shapes in alternatives]
-        for alternatives in _candidate_shapes([dims])
+        for alternatives in _iterate_candidate_shapes([dims])
     ], few

@@ -63,18 +63,18 @@ class _Builder:
     outputs: list[str] = field(default_factory=list)
 
     @property
-    def node(self) -> onnx.NodeProto:
+    def op_node(self) -> onnx.NodeProto:
         """The op."""
         return self.case.graph.node[0]
 
-    def parameters(self, stem: str, scale: float, zero: int) -> _Parameters:
+    def add_parameters(self, stem: str, scale: float, zero: int) -> _Parameters:
         """Add the quantization parameters of a tensor."""
         names = _Parameters(f"{stem}.scale", f"{stem}.zero")
         self.constants[names.scale] = np.asarray(scale, np.float32)
         self.constants[names.zero] = np.asarray(zero, np.uint8)
         return names
 
-    def dequantize(self, stored: str, by: _Parameters) -> str:
+    def add_dequantize(self, stored: str, by: _Parameters) -> str:
         """Return the float form of a stored tensor."""
         result = f"{stored}.float"
         self.nodes.append(
@@ -82,12 +82,12 @@ class _Builder:
         )
         return result
 
-    def quantize(self, real: str, by: _Parameters, result: str) -> str:
+    def add_quantize(self, real: str, by: _Parameters, result: str) -> str:
         """Store a float tensor."""
         self.nodes.append(helper.make_node("QuantizeLinear", [real, by.scale, by.zero], [result]))
         return result
 
-    def convolve(self, stored: str, shape: tuple[int, ...], by: _Parameters) -> str:
+    def add_convolution(self, stored: str, shape: tuple[int, ...], by: _Parameters) -> str:
         """Return a stored tensor after an integer convolution that keeps each value."""
         if len(shape) not in _IMAGE_RANKS:
             return stored
@@ -95,33 +95,33 @@ class _Builder:
         self.constants[f"{stem}.w"] = np.full((channels, *[1] * (len(shape) - 1)), 127, np.int8)
         self.constants[f"{stem}.w.scale"] = np.full(channels, 1 / 127, np.float32)
         self.constants[f"{stem}.w.zero"] = np.zeros(channels, np.int8)
-        weight = self._float_weight(f"{stem}.w")
-        image = self.dequantize(stored, by)
+        weight = self._add_float_weight(f"{stem}.w")
+        image = self.add_dequantize(stored, by)
         self.nodes.append(helper.make_node("Conv", [image, weight], [f"{stem}.y"], group=channels))
-        return self.quantize(f"{stem}.y", by, stem)
+        return self.add_quantize(f"{stem}.y", by, stem)
 
-    def _float_weight(self, name: str) -> str:
+    def _add_float_weight(self, name: str) -> str:
         inputs = [name, f"{name}.scale", f"{name}.zero"]
         self.nodes.append(helper.make_node("DequantizeLinear", inputs, [f"{name}.float"], axis=0))
         return f"{name}.float"
 
-    def quantized_weight(self, weight: str, shape: tuple[int, ...], data: _Parameters) -> None:
+    def add_quantized_weight(self, weight: str, shape: tuple[int, ...], data: _Parameters) -> None:
         """Store the weight of a convolution and its bias in integers."""
         integers = np.random.default_rng(1).integers(-_LARGEST_WEIGHT, _LARGEST_WEIGHT + 1, shape)
         scales = np.linspace(0.5, 1, shape[0]) / (_LARGEST_WEIGHT * np.sqrt(np.prod(shape[1:])))
         self.constants[weight] = integers.astype(np.int8)
         self.constants[f"{weight}.scale"] = scales.astype(np.float32)
         self.constants[f"{weight}.zero"] = np.zeros(shape[0], np.int8)
-        self.node.input[1] = self._float_weight(weight)
-        if len(self.node.input) > 2:
-            bias = self.node.input[2]
+        self.op_node.input[1] = self._add_float_weight(weight)
+        if len(self.op_node.input) > 2:
+            bias = self.op_node.input[2]
             steps = self.constants[f"{weight}.scale"] * self.constants[data.scale]
             self.constants[bias] = np.round(np.linspace(-1, 1, shape[0]) / steps).astype(np.int32)
             self.constants[f"{bias}.scale"] = steps
             self.constants[f"{bias}.zero"] = np.zeros(shape[0], np.int32)
-            self.node.input[2] = self._float_weight(bias)
+            self.op_node.input[2] = self._add_float_weight(bias)
 
-    def session(self, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
+    def create_session(self, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
         """Return a session of the model."""
         graph = helper.make_graph(
             self.nodes,
@@ -145,49 +145,49 @@ class _Builder:
         options.intra_op_num_threads = 1
         return ort.InferenceSession(model.SerializeToString(), options, providers=[_CPU])
 
-    def run(self, level: ort.GraphOptimizationLevel) -> list[Array]:
+    def run_model(self, level: ort.GraphOptimizationLevel) -> list[Array]:
         """Return the outputs of the model."""
-        return [np.asarray(output) for output in self.session(level).run(None, self.inputs)]
+        return [np.asarray(output) for output in self.create_session(level).run(None, self.inputs)]
 
 
 def _compare_results(case: onnx.ModelProto, shapes: list[list[int]]) -> str | None:
     """Return a deviation of an op on inputs of some shapes, empty if none; None if unknown."""
     try:
         reference = _build_float_model(case, shapes)
-        results = reference.run(_PLAIN)
+        results = reference.run_model(_PLAIN)
         if not all(actual.size and np.isfinite(actual).all() for actual in results):
             return None
         written = _store_results(reference, results)
-        expected = written.run(_PLAIN)
-        fused = _build_mover_model(case, shapes) if _case_role(case) == MOVER else written
+        expected = written.run_model(_PLAIN)
+        fused = _build_mover_model(case, shapes) if _read_case_role(case) == MOVER else written
     except Exception:  # noqa: BLE001 (the bindings raise their own types)
         # Without a reference, nothing can be compared.
         return None
     try:
-        session = fused.session(_ALL)
+        session = fused.create_session(_ALL)
     except Exception as error:  # noqa: BLE001 (as above)
         return f"cannot load it: {one_line(error)}"
     try:
         actual = session.run(None, fused.inputs)
     except Exception as error:  # noqa: BLE001 (as above)
         return f"fails to run it: {one_line(error)}"
-    steps = max(map(_greatest_difference, expected, actual))
+    steps = max(map(_compute_greatest_difference, expected, actual))
     if steps <= _ROUNDING:
         return ""
     return f"computes other results, by up to {steps} of {_UINT8_MAX} steps"
 
 
-def _greatest_difference(expected: Array, actual: Array) -> int:
+def _compute_greatest_difference(expected: Array, actual: Array) -> int:
     if expected.shape != actual.shape:
         return _UINT8_MAX
     return int(np.abs(expected.astype(np.int64) - actual.astype(np.int64)).max(initial=0))
 
 
-def _case_role(case: onnx.ModelProto) -> str:
-    return _case_details(case)[ROLE]
+def _read_case_role(case: onnx.ModelProto) -> str:
+    return _read_case_details(case)[ROLE]
 
 
-def _case_details(case: onnx.ModelProto) -> Mapping[str, Any]:
+def _read_case_details(case: onnx.ModelProto) -> Mapping[str, Any]:
     return {entry.key: json.loads(entry.value) for entry in case.metadata_props}
 
 
@@ -198,23 +198,23 @@ def _build_float_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Build
         if name in built.constants or f"{name}.scale" not in built.constants:
             continue
         by = _Parameters(f"{name}.scale", f"{name}.zero")
-        stored = built.convolve(name, built.inputs[name].shape, by)
-        renamed[name] = built.dequantize(stored, by)
-    if _case_role(case) == LAYER:
-        first, weight, *_ = built.node.input
+        stored = built.add_convolution(name, built.inputs[name].shape, by)
+        renamed[name] = built.add_dequantize(stored, by)
+    if _read_case_role(case) == LAYER:
+        first, weight, *_ = built.op_node.input
         by = _Parameters(f"{first}.scale", f"{first}.zero")
-        built.quantized_weight(weight, built.constants[weight].shape, by)
-    for position, name in enumerate(built.node.input):
-        built.node.input[position] = renamed.get(name, name)
-    built.nodes.append(built.node)
-    built.outputs = _case_details(case)[READ]
+        built.add_quantized_weight(weight, built.constants[weight].shape, by)
+    for position, name in enumerate(built.op_node.input):
+        built.op_node.input[position] = renamed.get(name, name)
+    built.nodes.append(built.op_node)
+    built.outputs = _read_case_details(case)[READ]
     return built
 
 
 def _start_builder(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
     """Return a builder with the inputs, stored if of floats, and the constants of a case."""
     built = _Builder(copy.deepcopy(case))
-    random, generated = np.random.default_rng(0), _case_details(case)[GENERATED]
+    random, generated = np.random.default_rng(0), _read_case_details(case)[GENERATED]
     for tensor in case.graph.initializer:
         built.constants[tensor.name] = numpy_helper.to_array(tensor)
     for index, (value, shape) in enumerate(zip(case.graph.input, shapes, strict=True)):
@@ -224,7 +224,7 @@ def _start_builder(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
             built.constants[value.name] = numbers.reshape(shape)
         elif kind == TensorProto.FLOAT:
             built.inputs[value.name] = random.integers(0, _UINT8_MAX + 1, shape, np.uint8)
-            built.parameters(value.name, 0.02 + 0.005 * (index % 3), 100 + 7 * (index % 8))
+            built.add_parameters(value.name, 0.02 + 0.005 * (index % 3), 100 + 7 * (index % 8))
         elif kind == TensorProto.BOOL:
             built.inputs[value.name] = random.integers(0, 2, shape).astype(bool)
         else:
@@ -234,7 +234,7 @@ def _start_builder(case: onnx.ModelProto, shapes: list[list[int]]) -> _Builder:
 
 def _store_results(built: _Builder, results: list[Array]) -> _Builder:
     own = built.inputs.keys()
-    mover = _case_role(built.case) == MOVER
+    mover = _read_case_role(built.case) == MOVER
     outputs = []
     for name, array in zip(built.outputs, results, strict=True):
         if array.dtype != np.float32:
@@ -244,9 +244,9 @@ def _store_results(built: _Builder, results: list[Array]) -> _Builder:
         if not mover:
             low, high = min(float(array.min()), 0.0), max(float(array.max()), 0.0)
             scale = (high - low) / _UINT8_MAX or 1.0
-            by = built.parameters(name, scale, round(-low / scale))
-        stored = built.quantize(name, by, f"{name}.stored")
-        outputs.append(built.convolve(stored, array.shape, by))
+            by = built.add_parameters(name, scale, round(-low / scale))
+        stored = built.add_quantize(name, by, f"{name}.stored")
+        outputs.append(built.add_convolution(stored, array.shape, by))
     built.outputs = outputs
     return built
 
@@ -255,17 +255,17 @@ def _build_mover_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Build
     built = _start_builder(case, shapes)
     (name,) = built.inputs
     by = _Parameters(f"{name}.scale", f"{name}.zero")
-    built.node.input[0] = built.convolve(name, built.inputs[name].shape, by)
-    if built.node.op_type == "Pad":
-        while len(built.node.input) <= 2:
-            built.node.input.append("")
-        built.node.input[2] = by.zero
-    built.nodes.append(built.node)
+    built.op_node.input[0] = built.add_convolution(name, built.inputs[name].shape, by)
+    if built.op_node.op_type == "Pad":
+        while len(built.op_node.input) <= 2:
+            built.op_node.input.append("")
+        built.op_node.input[2] = by.zero
+    built.nodes.append(built.op_node)
     reference = _build_float_model(case, shapes)
-    sizes = [output.shape for output in reference.run(_PLAIN)]
+    sizes = [output.shape for output in reference.run_model(_PLAIN)]
     built.outputs = [
-        built.convolve(name, shape, by)
-        for name, shape in zip(_case_details(case)[READ], sizes, strict=True)
+        built.add_convolution(name, shape, by)
+        for name, shape in zip(_read_case_details(case)[READ], sizes, strict=True)
     ]
     return built
 
@@ -273,7 +273,7 @@ def _build_mover_model(case: onnx.ModelProto, shapes: list[list[int]]) -> _Build
 def find_deviation(path: Path) -> str:
     """Return the deviation of the op of a case on the shapes that it may run on."""
     case = onnx.load(str(path))
-    for alternatives in _case_details(case)[SHAPES]:
+    for alternatives in _read_case_details(case)[SHAPES]:
         results = (_compare_results(case, shapes) for shapes in alternatives)
         deviation = next((result for result in results if result is not None), "")
         if deviation:

@@ -12,30 +12,34 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.optional import StoredLayer
-from neural_mp.adaptors.common.quant_params import IntegerWeight, find_saturating_layers, wide_kinds
+from neural_mp.adaptors.common.quant_params import (
+    IntegerWeight,
+    find_saturating_layers,
+    kinds_beyond_7_bits,
+)
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
-from neural_mp.adaptors.onnxrt.fusion import GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, graph_structure, is_table
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.edit import known_array
+from neural_mp.adaptors.onnxrt.graph.edit import require_constant_array
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
 from neural_mp.adaptors.onnxrt.kernels.ops import (
     KERNEL_WEIGHTS,
     Role,
-    dequantizes,
+    get_kernel_kind,
+    get_op_row,
+    get_weight_axes,
     has_role,
+    is_dequantize,
     is_product,
-    kernel_of,
-    row_of,
-    weight_axes,
 )
-from neural_mp.adaptors.onnxrt.kernels.tensor_variants import unsigned
+from neural_mp.adaptors.onnxrt.kernels.tensor_variants import to_unsigned
 from neural_mp.adaptors.onnxrt.kernels.writers import matrix_and_bias
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.util.pytree import Array
 
 
-def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
+def collect_layer_params(model: OnnxModel) -> dict[str, LayerParams]:
     """Return op → its constants."""
     return _params_by_layer(model.structure)
 
@@ -46,25 +50,25 @@ def _params_by_layer(graph: GraphStructure) -> dict[str, LayerParams]:
 
 
 def _build_layer_params(graph: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
-    scales = _scales_position(node)
+    scales = _find_scales_position(node)
     if scales is not None:
-        value = edit.input_of(node, scales)
-        return LayerParams(name, lambda: edit.known_array(value).reshape(-1))
-    value, numbers = edit.input_of(node, 1), node.attributes
+        value = edit.get_node_input(node, scales)
+        return LayerParams(name, lambda: edit.require_constant_array(value).reshape(-1))
+    value, numbers = edit.get_node_input(node, 1), node.attributes
     is_norm = node.op_type == "LayerNormalization" and not node.domain
     if not (is_norm or has_role(node, Role.LAYER)) or value is None:
         return None
     if value.const_value is None or value.shape is None:
         return None
-    weight, axes = partial(edit.known_array, value), len(value.shape)
-    has_bias, (outputs, inputs) = row_of(node).bias is not None, weight_axes(node)
+    weight, axes = partial(edit.require_constant_array, value), len(value.shape)
+    has_bias, (outputs, inputs) = get_op_row(node).bias is not None, get_weight_axes(node)
     if has_bias and not _has_plain_bias(node, value.shape[outputs]):
         return None
     if is_norm:
         return LayerParams(name, weight) if axes == 1 else None
     if not is_product(node):
         groups = numbers.get_int("group", 1)
-        window = _conv_window(node, axes - 2)
+        window = _read_conv_window(node, axes - 2)
         return LayerParams(name, weight, 0, 1, groups, 1 - axes, pooled=True, window=window)
     if has_bias:
         factors = numbers.get_float("alpha", 1.0), numbers.get_float("beta", 1.0)
@@ -78,7 +82,7 @@ def _build_layer_params(graph: GraphStructure, name: str, node: ir.Node) -> Laye
     return LayerParams(result, weight, outputs, inputs, shifts=group.bias is not None)
 
 
-def _conv_window(node: ir.Node, axes: int) -> Window:
+def _read_conv_window(node: ir.Node, axes: int) -> Window:
     numbers, ones = node.attributes, [1] * axes
     strides, dilations = (tuple(numbers.get_ints(name, ones)) for name in ("strides", "dilations"))
     same = numbers.get_string("auto_pad", "NOTSET")
@@ -88,7 +92,7 @@ def _conv_window(node: ir.Node, axes: int) -> Window:
     return Window(strides, dilations, tuple(zip(pads[:axes], pads[axes:], strict=True)))
 
 
-def _scales_position(node: ir.Node) -> int | None:
+def _find_scales_position(node: ir.Node) -> int | None:
     """Return the position of a constant by which a Mul scales the last axis, as RMS norms do."""
     if node.domain or node.op_type != "Mul" or len(node.inputs) != 2:
         return None
@@ -106,8 +110,8 @@ def _scales_position(node: ir.Node) -> int | None:
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
     """Whether the bias of a layer is omitted, or a constant per channel or for all channels."""
-    value = edit.input_of(node, 2)
-    bias = edit.array_of(value)
+    value = edit.get_node_input(node, 2)
+    bias = edit.get_constant_array(value)
     if bias is None:
         return value is None
     return bias.size == 1 or bias.size == bias.shape[-1] == channels
@@ -116,7 +120,7 @@ def _has_plain_bias(node: ir.Node, channels: object) -> bool:
 def with_layer_params(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    graph, names = structure(program, model.rejected), edit.GraphNames(program.graph)
+    graph, names = graph_structure(program, model.rejected_ops), edit.GraphNames(program.graph)
     layers = _params_by_layer(graph)
     for name, change in changes.items():
         _rescale_layer(graph, name, layers[name], change, names)
@@ -130,28 +134,32 @@ def _rescale_layer(
     change: LayerRescale,
     names: edit.GraphNames,
 ) -> None:
-    node, weight = graph.nodes[name], change.weight(layer)
-    scales = _scales_position(node)
+    node, weight = graph.nodes[name], change.rescale_weight(layer)
+    scales = _find_scales_position(node)
     if scales is not None:
-        weight = weight.reshape(edit.known_array(node.inputs[scales]).shape)
-        edit.put_input(node, scales, names.constant(f"{name}/corrected/weight", weight))
+        weight = weight.reshape(edit.require_constant_array(node.inputs[scales]).shape)
+        edit.put_input(node, scales, names.add_constant(f"{name}/corrected/weight", weight))
         return
-    edit.put_input(node, 1, names.constant(f"{name}/corrected/weight", weight))
+    edit.put_input(node, 1, names.add_constant(f"{name}/corrected/weight", weight))
     addition, position = _locate_bias(graph, name, node)
-    original = edit.array_of(edit.input_of(addition, position)) if addition is not None else None
+    original = (
+        edit.get_constant_array(edit.get_node_input(addition, position))
+        if addition is not None
+        else None
+    )
     if addition is None or (original is None and change.shift is None):
         return
     channels = weight.shape[layer.outputs]
     per_channel = None if original is None else np.broadcast_to(original.reshape(-1), channels)
-    bias = change.bias(per_channel, channels)
+    bias = change.rescale_bias(per_channel, channels)
     if original is not None and original.size == channels:
         bias = bias.reshape(original.shape)  # the bias of a product may have more axes
-    edit.put_input(addition, position, names.constant(f"{name}/corrected/bias", bias))
+    edit.put_input(addition, position, names.add_constant(f"{name}/corrected/bias", bias))
 
 
 def _locate_bias(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
     """Return the node that reads the bias and the position; for MatMul, the Add after it."""
-    position = row_of(node).bias
+    position = get_op_row(node).bias
     if position is not None:
         return node, position
     step = graph.fusion_groups[name].bias
@@ -161,21 +169,21 @@ def _locate_bias(graph: GraphStructure, name: str, node: ir.Node) -> tuple[ir.No
     return addition, list(addition.inputs).index(step.operand)
 
 
-def stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
+def collect_stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
     """Return op → its weight and the tensor that it reads."""
     stored = {}
     for name, node in model.structure.nodes.items():
         if is_table(node):
-            stored[name] = StoredLayer(partial(known_array, node.inputs[0]))
+            stored[name] = StoredLayer(partial(require_constant_array, node.inputs[0]))
         elif name in model.structure.fusion_groups and is_product(node):
             tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
             weight = node.inputs[1]
             if tensor is not None and weight is not None and weight.const_value is not None:
-                stored[name] = StoredLayer(partial(_transposed_weight, node), tensor)
+                stored[name] = StoredLayer(partial(_transpose_dense_weight, node), tensor)
     return stored
 
 
-def _transposed_weight(node: ir.Node) -> Array:
+def _transpose_dense_weight(node: ir.Node) -> Array:
     return np.ascontiguousarray(matrix_and_bias(node)[0].T)
 
 
@@ -190,23 +198,25 @@ class _Read:
 
 def full_range_kernels(model: OnnxModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a signed weight beyond ±63."""
-    return wide_kinds(_integer_weights(model.runs.graph))
+    return kinds_beyond_7_bits(_iterate_integer_weights(model.active_graph.graph))
 
 
 def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
     """Return the model with unsigned weights in kernels that may saturate: equal results."""
-    program = model.runs.clone()
+    program = model.active_graph.clone()
     names = edit.GraphNames(program.graph)
-    for usage in find_saturating_layers(_integer_weights(program.graph)):
+    for usage in find_saturating_layers(_iterate_integer_weights(program.graph)):
         node, weight = usage.node, usage.node.inputs[usage.weight]
-        integers = edit.known_array(weight)
+        integers = edit.require_constant_array(weight)
         assert weight is not None
         zeros = _read_zero_points(usage, integers)
         for index, value, suffix in (
             (usage.weight, integers, "uint8"),
             (usage.zero_point, zeros, "middle"),
         ):
-            edit.put_input(node, index, names.constant(f"{weight.name}/{suffix}", unsigned(value)))
+            edit.put_input(
+                node, index, names.add_constant(f"{weight.name}/{suffix}", to_unsigned(value))
+            )
     common.RemoveUnusedNodesPass()(program)
     original = None if model.given is None else program
     return replace(model, program=program, given=original, _runners={})
@@ -215,19 +225,19 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
 def _read_zero_points(usage: _Read, integers: Array) -> Array:
     """Return the zero points; if there are none, zeros of the shape of the scales."""
     node = usage.node
-    array = edit.array_of(edit.input_of(node, usage.zero_point))
+    array = edit.get_constant_array(edit.get_node_input(node, usage.zero_point))
     if array is not None:
         return array
-    scales = edit.array_of(node.inputs[1]) if dequantizes(node) else None
+    scales = edit.get_constant_array(node.inputs[1]) if is_dequantize(node) else None
     return np.zeros(scales.shape if scales is not None else (), integers.dtype)
 
 
-def _integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
+def _iterate_integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
     """Yield the signed weights of INT8 products, once per node that reads them."""
     for node in in_order(graph):
         multiplying: ir.Node | None = node
         positions = KERNEL_WEIGHTS.get(node.op_type, ())
-        if dequantizes(node):
+        if is_dequantize(node):
             users = (user for user, position in node.outputs[0].uses() if position == 1)
             fused = (
                 user
@@ -235,14 +245,14 @@ def _integer_weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
                 if has_role(user, Role.LAYER)
                 and (data := user.inputs[0]) is not None
                 and (source := data.producer()) is not None
-                and dequantizes(source)
+                and is_dequantize(source)
             )
             positions, multiplying = ((0, 2),), next(fused, None)
         if multiplying is None:
             continue
         for weight, zero_point in positions:
-            value = edit.input_of(node, weight)
-            integers = edit.array_of(value)
+            value = edit.get_node_input(node, weight)
+            integers = edit.get_constant_array(value)
             if integers is not None and integers.dtype == np.int8:
                 usage = _Read(node, weight, zero_point)
-                yield IntegerWeight(usage, kernel_of(multiplying, value), integers)
+                yield IntegerWeight(usage, get_kernel_kind(multiplying, value), integers)

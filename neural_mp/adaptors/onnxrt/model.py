@@ -11,12 +11,17 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
-from neural_mp.adaptors.onnxrt.constant_folding import stored_constants
-from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
-from neural_mp.adaptors.onnxrt.graph.edit import SIXTEEN_BITS, constants_of, read_by, sizes_of
+from neural_mp.adaptors.onnxrt.constant_folding import find_stored_constants
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, graph_structure
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    SIXTEEN_BITS,
+    get_known_sizes,
+    iterate_node_constants,
+    read_by,
+)
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, Runner
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.kernels.ops import Role, dequantizes, has_role, is_product
+from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, is_dequantize, is_product
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_PRODUCT, has_kernel
 from neural_mp.adaptors.onnxrt.kernels.writers import is_pointwise
 from neural_mp.adaptors.onnxrt.source_quantization import IN_INTEGERS
@@ -38,7 +43,7 @@ class Origin:
     files: Mapping[str, tuple[int, int]]
 
     @classmethod
-    def of(cls, folder: Path, program: ir.Model) -> Origin | None:
+    def from_program(cls, folder: Path, program: ir.Model) -> Origin | None:
         """Return the files with the weights of a graph; None if all weights are in memory.
 
         Raises:
@@ -61,7 +66,7 @@ class Origin:
             cls(folder, {name: _size_and_mtime(folder / name) for name in names}) if names else None
         )
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Check that the weight files are unchanged.
 
         Raises:
@@ -110,17 +115,17 @@ class OnnxModel(GraphModel[ir.Model]):
     kernel_check: KernelCheck | None = None
 
     @property
-    def rejected(self) -> Mapping[str, str]:
+    def rejected_ops(self) -> Mapping[str, str]:
         """Op → the reason why it cannot run between integer ops."""
-        return {} if self.kernel_check is None else self.kernel_check.rejected
+        return {} if self.kernel_check is None else self.kernel_check.rejected_ops
 
     @cached_property
     def structure(self) -> GraphStructure:
         """The structure of the graph."""
-        return structure(self.program, self.rejected)
+        return graph_structure(self.program, self.rejected_ops)
 
     @property
-    def folder(self) -> Path | None:
+    def weights_folder(self) -> Path | None:
         """The folder of external data."""
         return self.origin.folder if self.origin is not None else None
 
@@ -131,15 +136,15 @@ class OnnxModel(GraphModel[ir.Model]):
             return self
         return replace(self, program=self.quantized, quantized=None, _runners={})
 
-    def session(self, program: ir.Model, **settings: Any) -> Runner:
+    def create_session(self, program: ir.Model, **settings: Any) -> Runner:
         """Return a session of a graph that shares the weights of this model."""
         if self.origin is not None:
-            self.origin.check()
-        return Runner(program, self.folder, self.provider, **settings)
+            self.origin.check_unchanged()
+        return Runner(program, self.weights_folder, self.provider, **settings)
 
-    def compiled(self) -> Run:
+    def compile_graph(self) -> Run:
         """Return a session of the graph to run, for the allowed number of threads."""
-        return self.session(self.runs).fetching(self.signature.output_tensors)
+        return self.create_session(self.active_graph).make_fetcher(self.signature.output_tensors)
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
@@ -161,9 +166,9 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=_writes_int8_only(model, name),
                 joins_int8=name in structure.fusion_groups and has_role(node, Role.JOINING),
-                weights=sum(constant.size for constant in constants_of(node)),
-                source_precision=_source_precision(node),
-                shape=sizes_of(node.outputs[0]) if node.outputs else None,
+                weights=sum(constant.size for constant in iterate_node_constants(node)),
+                source_precision=_find_source_precision(node),
+                shape=get_known_sizes(node.outputs[0]) if node.outputs else None,
                 constants=_large_constant_names(node),
             )
         )
@@ -177,7 +182,9 @@ def build_graph(model: OnnxModel) -> OpGraph:
 
 def _large_constant_names(node: ir.Node) -> tuple[str, ...]:
     """Return the names of the large stored constants that a node reads, also through others."""
-    stored = (constant for value in node.inputs if value for constant in stored_constants(value))
+    stored = (
+        constant for value in node.inputs if value for constant in find_stored_constants(value)
+    )
     large = {
         str(value.name)
         for value in stored
@@ -194,13 +201,13 @@ def _writes_int8_only(model: OnnxModel, name: str) -> bool:
     return not as_product or group.activation is not None
 
 
-def _source_precision(node: ir.Node) -> Precision:
+def _find_source_precision(node: ir.Node) -> Precision:
     """Return INT8 if the given model quantizes the inputs of a node, or else its 16-bit precision.
 
     FP32 for other nodes.
     """
     source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    if IN_INTEGERS in node.meta or (source is not None and dequantizes(source)):
+    if IN_INTEGERS in node.meta or (source is not None and is_dequantize(source)):
         return Precision.INT8
     dtypes = (value.dtype for value in node.inputs if value is not None)
     return next((SIXTEEN_BITS[dtype] for dtype in dtypes if dtype in SIXTEEN_BITS), Precision.FP32)

@@ -17,18 +17,22 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.edit import SIXTEEN_BITS, tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    SIXTEEN_BITS,
+    count_tensor_bytes,
+    iterate_all_constants,
+)
 from neural_mp.adaptors.onnxrt.kernels.n_bits import PRODUCT, multiplies_integers
 from neural_mp.adaptors.onnxrt.kernels.ops import (
     CONVERSIONS,
     INSERTED,
     INTEGER_KERNELS,
     RUNS_GRAPHS,
+    get_op_row,
     has_weight,
-    row_of,
 )
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
+from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
 
@@ -56,7 +60,8 @@ def time_ops(model: OnnxModel, inputs: object, runs: int) -> dict[str, list[floa
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     layer_of, run = model.structure.layer_of, 0
     owners = {
-        name: layer_of.get(op, op) for name, op in _kernel_owners(model, conversions=True).items()
+        name: layer_of.get(op, op)
+        for name, op in _map_kernel_owners(model, conversions=True).items()
     }
     kernels: list[dict[str, Any]] = []
     recorded, nodes = _events_and_nodes(model, inputs, runs)
@@ -65,10 +70,10 @@ def time_ops(model: OnnxModel, inputs: object, runs: int) -> dict[str, list[floa
             kernels.append(event)
         if event.get("name") == "model_run":  # written at the end of a run
             if not run:
-                unknown = [kernel for kernel in kernels if op_of(kernel, owners) is None]
-                owners |= fused_owners(unknown, nodes, owners)
-            for kernel, microseconds in own_times(kernels):
-                op = op_of(kernel, owners) or bare_name(kernel)
+                unknown = [kernel for kernel in kernels if find_kernel_op(kernel, owners) is None]
+                owners |= find_fused_owners(unknown, nodes, owners)
+            for kernel, microseconds in iterate_own_times(kernels):
+                op = find_kernel_op(kernel, owners) or strip_kernel_name(kernel)
                 seconds.setdefault(op, [0.0] * runs)[run] += microseconds / 1e6
             run, kernels = run + 1, []
     return seconds
@@ -78,11 +83,11 @@ def _events_and_nodes(
     model: OnnxModel, inputs: object, runs: int
 ) -> tuple[list[dict[str, Any]], list[onnx.NodeProto]]:
     """Return the profiler's events, and the nodes of the optimized graph if it can be written."""
-    if sum(map(tensor_bytes, tensors_in(model.program))) <= _MAX_WRITTEN_BYTES:
+    if sum(map(count_tensor_bytes, iterate_all_constants(model.program))) <= _MAX_WRITTEN_BYTES:
         with TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
             try:
-                recorded = events(model, inputs, runs, optimized)
+                recorded = profile_events(model, inputs, runs, optimized)
                 # The runtime may be unable to write the file.
                 if not optimized.exists():
                     return recorded, []
@@ -90,10 +95,10 @@ def _events_and_nodes(
             except ConversionError:
                 # The disk may be full; times without the graph are better than none.
                 logger.debug("the optimized graph was not written", exc_info=True)
-    return events(model, inputs, runs), []
+    return profile_events(model, inputs, runs), []
 
 
-def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
+def iterate_own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield kernels with their microseconds, excluding kernels that ran within them.
 
     The time of an op with a body includes everything in the body.
@@ -112,12 +117,12 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
     yield from running
 
 
-def events(
+def profile_events(
     model: OnnxModel, inputs: object, runs: int, optimized: Path | None = None
 ) -> list[dict[str, Any]]:
     """Return the profiler's events of `runs` runs, in order; write the optimized graph."""
-    runner = model.session(model.program, profiled=True, optimized=optimized)
-    feeds = model.signature.bind(inputs)
+    runner = model.create_session(model.program, profiled=True, optimized=optimized)
+    feeds = model.signature.bind_inputs(inputs)
     for _ in range(runs):
         runner(feeds, model.signature.output_tensors)
     return list(json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8")))
@@ -128,18 +133,18 @@ def is_kernel(event: Mapping[str, Any]) -> bool:
     return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)
 
 
-def bare_name(event: Mapping[str, Any]) -> str:
+def strip_kernel_name(event: Mapping[str, Any]) -> str:
     """Return the name of the node, or of its result, behind a kernel."""
     return _DECORATION.sub("", str(event["name"]).removesuffix(_SUFFIX))
 
 
-def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
+def find_kernel_op(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
     """Return the op of a kernel by its possible names; None for an unknown kernel."""
     whole = str(event["name"]).removesuffix(_SUFFIX)
-    return owners.get(whole) or owners.get(bare_name(event))
+    return owners.get(whole) or owners.get(strip_kernel_name(event))
 
 
-def _kernel_owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
+def _map_kernel_owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     """Return possible kernel name (node or result) → its op, with or without conversions."""
     owners: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
@@ -160,22 +165,22 @@ _PRECISIONS = {
 _BYTES = ("uint8", "int8")
 
 
-def trace(model: OnnxModel, inputs: object) -> dict[str, OpTrace]:
+def trace_kernels(model: OnnxModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → its executed kernels, excluding inserted conversions and layout changes.
 
     A run may not reach a body at all, e.g. a branch that is not taken.
     """
     model = model.as_given
     # The kernels of conversions bear the node's name, too.
-    owners = _kernel_owners(model, conversions=False)
+    owners = _map_kernel_owners(model, conversions=False)
     executed: dict[str, list[TracedKernel]] = {}
     nodes = model.structure.nodes
     integer = {model.ops.get(op, op) for op in nodes if multiplies_integers(nodes[op])}
-    for event in filter(is_kernel, events(model, inputs, 1)):
-        op = op_of(event, owners)
+    for event in filter(is_kernel, profile_events(model, inputs, 1)):
+        op = find_kernel_op(event, owners)
         if op is not None:
-            executed.setdefault(op, []).append(_traced_kernel(event["args"], op in integer))
-    requested = _requested_precisions(model)
+            executed.setdefault(op, []).append(_parse_traced_kernel(event["args"], op in integer))
+    requested = _list_requested_precisions(model)
     graphs = {model.ops.get(op, op): node.graph for op, node in nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in executed)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
@@ -183,15 +188,16 @@ def trace(model: OnnxModel, inputs: object) -> dict[str, OpTrace]:
     equal = {
         model.ops.get(op, op)
         for op, node in nodes.items()
-        if row_of(node).kernel and not has_weight(node)
+        if get_op_row(node).kernel and not has_weight(node)
     }
     ran = {
-        op: op_trace(kernels, requested.get(op), op in equal) for op, kernels in executed.items()
+        op: build_op_trace(kernels, requested.get(op), op in equal)
+        for op, kernels in executed.items()
     }
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
-def _traced_kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKernel:
+def _parse_traced_kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKernel:
     name = str(details["op_name"])
     types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
@@ -203,7 +209,7 @@ def _traced_kernel(details: Mapping[str, Any], multiplies_integers: bool) -> Tra
     return TracedKernel(name, precision, reads_bytes)
 
 
-def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
+def _list_requested_precisions(model: OnnxModel) -> dict[str, Precision]:
     """Return op → its 16-bit precision in the graph given to the runtime.
 
     For an op without a 16-bit kernel, the runtime uses FP32 and removes the casts around it; or the
@@ -230,7 +236,7 @@ def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
     return {op: requested[result] for op, result in working.items() if result in requested}
 
 
-def fused_owners(
+def find_fused_owners(
     kernels: Iterable[Mapping[str, Any]], nodes: Sequence[onnx.NodeProto], owners: Mapping[str, str]
 ) -> dict[str, str]:
     """Return name of a kernel → op, for kernels that ONNX Runtime has named.

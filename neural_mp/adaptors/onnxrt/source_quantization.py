@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of, input_of
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, get_constant_array, get_node_input
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, replace_result
 from neural_mp.adaptors.onnxrt.kernels import ops
 from neural_mp.core.observations import Range
@@ -31,21 +31,21 @@ class _Parameters:
     dtype: ir.DataType
 
     @property
-    def range(self) -> Range:
+    def value_range(self) -> Range:
         """The smallest and largest representable number."""
         limits = np.iinfo(self.dtype.numpy())
         low, high = (self.scale * (int(end) - self.zero_point) for end in (limits.min, limits.max))
         return low, high
 
 
-def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
+def bypass_source_quantization(program: ir.Model, names: GraphNames) -> bool:
     """Bypass the quantization of computed tensors, in place; return whether there was any.
 
     A range from 0 on replaced a Relu, which is restored. Quantized weights stay as they are stored.
     """
     bypassed = False
     for node in list(in_order(program.graph)):
-        data = node.inputs[0] if ops.quantizes(node) else None
+        data = node.inputs[0] if ops.is_quantize(node) else None
         parameters = _read_parameters(node) if data is not None else None
         if data is None or parameters is None or data.const_value is not None:
             continue
@@ -79,7 +79,7 @@ def _redirect_to_float(
 ) -> None:
     """Replace a quantized tensor by a float one where it is dequantized, or moved until there."""
     for use in list(quantized.uses()):
-        if ops.dequantizes(use.node):
+        if ops.is_dequantize(use.node):
             if use.idx == 0 and _undoes_quantization(use.node, parameters):
                 _replace_dequantized(use.node.outputs[0], value)
         elif whole:
@@ -103,22 +103,26 @@ def _attach_range(
     node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames
 ) -> ir.Value:
     """Return a tensor with its range, after the Relu that a range from 0 on stands for, if any."""
-    low, high = parameters.range
+    low, high = parameters.value_range
     if _is_non_negative(data):
         # A signed scale wastes half of its numbers, and would need a Relu of its own.
         low = max(low, 0.0)
     elif low >= 0:
-        data = _after_relu(node, data, names)
+        data = _insert_relu_after(node, data, names)
     data.meta[SOURCE_RANGE] = low, high
     return data
 
 
-def _after_relu(node: ir.Node, data: ir.Value, names: GraphNames) -> ir.Value:
-    relu = ir.node("Relu", [data], name=names.new(f"{data.name}/Relu"))
+def _insert_relu_after(node: ir.Node, data: ir.Value, names: GraphNames) -> ir.Value:
+    relu = ir.node("Relu", [data], name=names.reserve_name(f"{data.name}/Relu"))
     assert isinstance(node.graph, ir.Graph)
     node.graph.insert_before(node, relu)
     (value,) = relu.outputs
-    value.name, value.type, value.shape = names.new(f"{data.name}/relu"), data.type, data.shape
+    value.name, value.type, value.shape = (
+        names.reserve_name(f"{data.name}/relu"),
+        data.type,
+        data.shape,
+    )
     return value
 
 
@@ -132,7 +136,7 @@ def _is_non_negative(value: ir.Value) -> bool:
     if producer is None or producer.domain:
         return False
     if producer.op_type == "Clip":
-        least = array_of(input_of(producer, 1))
+        least = get_constant_array(get_node_input(producer, 1))
         return least is not None and bool((least >= 0).all())
     return producer.op_type in ops.NON_NEGATIVE
 
@@ -154,21 +158,21 @@ def _is_only_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
 
 
 def _undoes_quantization(node: ir.Node, parameters: _Parameters) -> bool:
-    return ops.dequantizes(node) and _read_parameters(node) == parameters
+    return ops.is_dequantize(node) and _read_parameters(node) == parameters
 
 
 def _moves_any_value(node: ir.Node) -> bool:
-    is_moving = ops.has_role(node, ops.Role.MOVING) and ops.row_of(node).fill is None
+    is_moving = ops.has_role(node, ops.Role.MOVING) and ops.get_op_row(node).fill is None
     return is_moving and node.op_type not in ops.STAYS_QUANTIZED
 
 
 def _read_parameters(node: ir.Node) -> _Parameters | None:
     """Return the constant parameters of a tensor quantized as a whole; None for others."""
-    third = input_of(node, 2)
-    scale, zero = array_of(input_of(node, 1)), array_of(third)
+    third = get_node_input(node, 2)
+    scale, zero = get_constant_array(get_node_input(node, 1)), get_constant_array(third)
     if scale is None or scale.size != 1 or (third is not None and zero is None):
         return None
-    value = node.outputs[0] if ops.quantizes(node) else node.inputs[0]
+    value = node.outputs[0] if ops.is_quantize(node) else node.inputs[0]
     dtype = third.dtype if third is not None else None
     dtype = dtype or (value.dtype if value is not None else None) or ir.DataType.UINT8
     if dtype not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.INT16):

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_tensor, parts_of
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, runners
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_tensor, list_nested_graphs
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.subgraphs import find_runners, iterate_node_bodies
 
 #: The first opset with sequences.
 _HAS_SEQUENCES = 11
@@ -25,7 +25,7 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     """Return the part of a graph that computes some tensors.
 
     A tensor of a body is returned as a float32 sequence: one array per step of a loop, empty if the
-    run did not reach the body (see `arrays_in`). Types in bodies must be known (see
+    run did not reach the body (see `collect_output_arrays`). Types in bodies must be known (see
     `with_body_types`), and the tensors visible (see `select_visible`).
     """
     tensors = list(dict.fromkeys(names))
@@ -41,18 +41,18 @@ def with_body_types(program: ir.Model) -> ir.Model:
 
     Conversion removes these types.
     """
-    if len(parts_of(program.graph)) == 1:
+    if len(list_nested_graphs(program.graph)) == 1:
         return program
     program = program.clone()
     infer_shapes(program)
     return program
 
 
-def values_in(program: ir.Model) -> dict[str, ir.Value]:
+def map_computed_values(program: ir.Model) -> dict[str, ir.Value]:
     """Return computed values by name, including those of bodies."""
     return {
         str(value.name): value
-        for graph in parts_of(program.graph)
+        for graph in list_nested_graphs(program.graph)
         for value in (*graph.inputs, *(result for node in graph for result in node.outputs))
     }
 
@@ -63,7 +63,7 @@ def select_visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[st
     A Scan returns values of its own body whose number of axes is known, but no sequences from
     deeper bodies; strings and sequences cannot be returned.
     """
-    parents, opset = runners(program.graph), opset_of(program)
+    parents, opset = find_runners(program.graph), get_onnx_opset(program)
 
     def is_visible(value: ir.Value) -> bool:
         around = []
@@ -85,7 +85,7 @@ def select_visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[st
     return {name: value for name, value in values.items() if is_visible(value)}
 
 
-def arrays_in(output: object) -> list[Array]:
+def collect_output_arrays(output: object) -> list[Array]:
     """Return the arrays of an output; those of a sequence are concatenated if shapes agree."""
     if not isinstance(output, list):
         return [np.asarray(output)]
@@ -96,7 +96,7 @@ def arrays_in(output: object) -> list[Array]:
 
 
 def _with_results_of_bodies(program: ir.Model, tensors: Collection[str]) -> ir.Model:
-    values = values_in(program)
+    values = map_computed_values(program)
     inside = {name for name, value in values.items() if value.graph is not program.graph}
     if inside.isdisjoint(tensors):
         return program
@@ -104,7 +104,7 @@ def _with_results_of_bodies(program: ir.Model, tensors: Collection[str]) -> ir.M
     recorder = _Recorder(program)
     for name in tensors:
         if name in inside:
-            recorder.record(name)
+            recorder.record_tensor(name)
     return program
 
 
@@ -113,19 +113,19 @@ class _Recorder:
 
     def __init__(self, program: ir.Model) -> None:
         self._graph, self._names = program.graph, GraphNames(program.graph)
-        self._values = values_in(program)
+        self._values = map_computed_values(program)
 
-    def record(self, name: str) -> None:
+    def record_tensor(self, name: str) -> None:
         """Add an output with the name of a tensor that collects its values."""
         value = self._values[name]
-        parents = runners(self._graph)  # recomputed, as recording replaces Loops
+        parents = find_runners(self._graph)  # recomputed, as recording replaces Loops
         assert isinstance(value.graph, ir.Graph)
         around = [value.graph]
         while around[0] is not self._graph:
             outer = parents[around[0]].graph
             assert isinstance(outer, ir.Graph)
             around.insert(0, outer)
-        value.name = self._names.new(f"{name}/within")
+        value.name = self._names.reserve_name(f"{name}/within")
         # Sequences do not support BF16; float32 represents all values except large integers.
         if value.dtype is not ir.DataType.FLOAT:
             producer = value.producer()
@@ -156,13 +156,13 @@ class _Recorder:
                 graph, "SequenceInsert", [sequence, self._add_scan_output(node, body, value)]
             )
         if node.op_type == "If":
-            for branch in bodies_of(node):
+            for branch in iterate_node_bodies(node):
                 if branch is body:
                     branch.outputs.append(self._collect_values(inner, parents, value, sequence))
                 else:
                     branch.outputs.append(self._append_node(branch, "Identity", [sequence]))
             node.resize_outputs(len(node.outputs) + 1)
-            node.outputs[-1].name = self._names.new(f"{node.name}/kept")
+            node.outputs[-1].name = self._names.reserve_name(f"{node.name}/kept")
             return node.outputs[-1]
         return self._carry_through_loop(node, inner, parents, value, sequence)
 
@@ -178,13 +178,13 @@ class _Recorder:
                 node.attributes[attribute] = ir.AttrInt64s(attribute, [*entries, 0])
         node.resize_outputs(len(node.outputs) + 1)
         steps = node.outputs[-1]
-        steps.name = self._names.new(f"{node.name}/kept")
+        steps.name = self._names.reserve_name(f"{node.name}/kept")
         # Steps are concatenated without an axis of their own, so channel axes stay valid.
-        bounds = [self._names.constant("recorded/bound", np.array([b])) for b in (2, 2**31)]
+        bounds = [self._names.add_constant("recorded/bound", np.array([b])) for b in (2, 2**31)]
         shape = self._append_node(
             graph, "Slice", [self._append_node(graph, "Shape", [steps]), *bounds]
         )
-        every = self._names.constant("recorded/every", np.array([-1]))
+        every = self._names.add_constant("recorded/every", np.array([-1]))
         whole = self._append_node(graph, "Concat", [every, shape], {"axis": 0})
         return self._append_node(graph, "Reshape", [steps, whole])
 
@@ -200,12 +200,12 @@ class _Recorder:
         body = inner[0]
         carried = len(body.inputs) - 2
         kind = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
-        accumulator = ir.val(self._names.new(f"{node.name}/carried"), type=kind)
+        accumulator = ir.val(self._names.reserve_name(f"{node.name}/carried"), type=kind)
         body.inputs.append(accumulator)
         body.outputs.insert(1 + carried, self._collect_values(inner, parents, value, accumulator))
         old = list(node.outputs)
         new = [ir.val(None, type=result.type) for result in old]
-        collected = ir.val(self._names.new(f"{node.name}/kept"), type=kind)
+        collected = ir.val(self._names.reserve_name(f"{node.name}/kept"), type=kind)
         outputs = [*new[:carried], collected, *new[carried:]]
         inputs = [*node.inputs, *[None] * (2 - len(node.inputs)), sequence]
         attributes = list(node.attributes.values())
@@ -215,7 +215,7 @@ class _Recorder:
         for result, replacement in zip(old, new, strict=True):
             name = str(result.name)
             result.replace_all_uses_with(replacement, replace_graph_outputs=True)
-            result.name = self._names.new(f"{name}/before")
+            result.name = self._names.reserve_name(f"{name}/before")
             replacement.name = name
             self._values[name] = replacement
         node.graph.remove(node)
@@ -234,7 +234,11 @@ class _Recorder:
     def _make_node(
         self, op: str, inputs: list[ir.Value], attributes: dict[str, int] | None = None
     ) -> ir.Node:
-        result = ir.val(self._names.new("recorded"))
+        result = ir.val(self._names.reserve_name("recorded"))
         return ir.node(
-            op, inputs, attributes, outputs=[result], name=self._names.new(f"recorded/{op}")
+            op,
+            inputs,
+            attributes,
+            outputs=[result],
+            name=self._names.reserve_name(f"recorded/{op}"),
         )

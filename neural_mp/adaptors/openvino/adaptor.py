@@ -9,12 +9,12 @@ import numpy as np
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
-from neural_mp.adaptors.common.sensitivity.input_moments import corrections_from
+from neural_mp.adaptors.common.sensitivity.input_moments import build_weight_corrections
 from neural_mp.adaptors.openvino import layer_params, observe, profiler
-from neural_mp.adaptors.openvino.capabilities import kernels
+from neural_mp.adaptors.openvino.capabilities import find_kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
 from neural_mp.adaptors.openvino.files import loading, storage
-from neural_mp.adaptors.openvino.graph.edit import graphs_in
+from neural_mp.adaptors.openvino.graph.edit import iterate_nested_graphs
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph, rename_ops, with_streams
 from neural_mp.adaptors.openvino.ops import Role, has_role, types_by_kind
@@ -30,37 +30,39 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     packages = ("openvino",)
     op_kinds = types_by_kind()
     op_outputs = optional.OpOutputs(
-        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+        observe.build_observable_graph, observe.make_op_outputs, observe.first_non_finite
     )
     corrections = optional.Corrections(
-        layer_params.layer_params, layer_params.with_layer_params, values=observe.values
+        layer_params.collect_layer_params,
+        layer_params.with_layer_params,
+        values=observe.observe_values,
     )
-    layer_inputs = optional.LayerInputs(layer_params.stored_layers, observe.values)
-    grouped_weights = corrections_from(layer_inputs, with_weights)
+    layer_inputs = optional.LayerInputs(layer_params.collect_stored_layers, observe.observe_values)
+    grouped_weights = build_weight_corrections(layer_inputs, with_weights)
     portability = optional.Portability(
         layer_params.full_range_kernels, layer_params.with_reduced_range
     )
     single_file = optional.SingleFile((".xml",), storage.save_file)
     unoptimized_run = optional.UnoptimizedRun(
-        observe.unoptimized_outputs, observe.first_deviating_op
+        observe.run_without_optimizations, observe.first_deviating_op
     )
 
-    read = staticmethod(loading.load)
+    read_model = staticmethod(loading.load_model)
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     observe_tensors = staticmethod(observe.observe_tensors)
     convert_graph = staticmethod(convert_graph)
-    save = staticmethod(storage.save)
-    restore = staticmethod(storage.restore)
+    save = staticmethod(storage.save_model)
+    restore = staticmethod(storage.restore_model)
     time_ops = staticmethod(profiler.time_ops)
-    trace_kernels = staticmethod(profiler.trace)
+    trace_kernels = staticmethod(profiler.trace_kernels)
     dump_graph = staticmethod(storage.dump_graph)
     with_op_names = staticmethod(rename_ops)
     with_streams = staticmethod(with_streams)
 
     def kernels(self, model: OpenVinoModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels of the CPU plugin."""
-        return kernels(model, self.int8_accumulation(hardware))
+        return find_kernels(model, self.int8_accumulation(hardware))
 
     def to_picklable(self, model: OpenVinoModel) -> OpenVinoModel:
         """Return the model itself, which is pickled as the contents of its files."""
@@ -70,19 +72,21 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
         self, model: OpenVinoModel, inputs: object, tensors: Collection[str]
     ) -> dict[str, float]:
         """Return the sizes that OpenVINO infers, or those of a run if they depend on values."""
-        counts = observe.inferred_counts(model, inputs, tensors)
+        counts = observe.infer_element_counts(model, inputs, tensors)
         return super().element_counts(model, inputs, tensors) if counts is None else counts
 
     def native(self, model: OpenVinoModel) -> ov.Model:
         """Return the `openvino.Model`."""
-        return model.runs
+        return model.active_graph
 
     def weight_bytes(self, model: OpenVinoModel) -> int:
         """Return the size of the constants in bytes."""
-        nodes = (node for graph in graphs_in(model.runs) for node in graph.get_ops())
+        nodes = (
+            node for graph in iterate_nested_graphs(model.active_graph) for node in graph.get_ops()
+        )
         constants = (node for node in nodes if has_role(node, Role.CONSTANT))
         return sum(int(np.asarray(node.get_data()).nbytes) for node in constants)
 
     def fingerprint(self, model: OpenVinoModel) -> str:
         """Return a digest of all nodes and weights."""
-        return storage.digest(model.runs)
+        return storage.program_digest(model.active_graph)

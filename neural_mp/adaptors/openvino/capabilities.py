@@ -20,36 +20,36 @@ from neural_mp.adaptors.common.capabilities import (
     ZERO_POINT_CORRECTIONS,
     IntegerKernel,
     OpKernels,
-    corrected_specs,
+    find_table_obstacle,
     is_usable,
+    iterate_corrected_specs,
     table_in_bytes,
-    table_obstacle,
 )
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.openvino.fusion import has_one_position, is_product, kernel_of
+from neural_mp.adaptors.openvino.fusion import get_kernel_kind, has_one_position, is_product
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
+    get_constant_array,
+    get_weight_output,
     is_constant,
     is_float,
-    outputs_of,
+    list_read_outputs,
+    list_result_readers,
     rank_of,
-    readers_of,
-    weight_of,
 )
 from neural_mp.adaptors.openvino.graph.integer_weights import (
     by_channel_spec,
+    count_matrix_sizes,
     is_table,
     low_bit_specs,
-    matrix_sizes,
 )
 from neural_mp.adaptors.openvino.graph.recurrent import (
-    kernel_obstacle,
+    count_stepwise_inputs,
+    find_kernel_obstacle,
+    find_stepwise_obstacle,
     resets_product,
-    stepwise_inputs,
-    stepwise_obstacle,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
+from neural_mp.adaptors.openvino.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision
@@ -65,32 +65,32 @@ _SCALED = "a multiplication by a constant follows, which the plugin moves into t
 _RESTORED = "OpenVINO restores such weights to floats when it compiles a model"
 
 
-def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
+def find_kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
     structure = model.structure
     op_kernels = {}
     for name, node in structure.nodes.items():
-        int8 = _integer_kernel(model, name, node, accumulation)
-        floats = all(map(is_float, outputs_of(node)))
-        reason = row_of(node).fixed_types if floats else NO_FLOATS
+        int8 = _find_integer_kernel(model, name, node, accumulation)
+        floats = all(map(is_float, list_read_outputs(node)))
+        reason = get_op_row(node).fixed_types if floats else NO_FLOATS
         missing = {} if reason is None else dict.fromkeys(SIXTEEN_BITS, reason)
         op_kernels[name] = OpKernels(int8, missing, _EMULATED)
     part = OpKernels.none("a further result of an op has the precision of the op")
     return {**op_kernels, **dict.fromkeys(structure.parts, part)}
 
 
-def _integer_kernel(
+def _find_integer_kernel(
     model: OpenVinoModel, name: str, node: ov.Node, accumulation: KernelAccumulation
 ) -> IntegerKernel | str:
     structure = model.structure
     if is_table(node):
-        table = np.asarray(array_of(weight_of(node)))
-        reason = table_obstacle(table)
+        table = np.asarray(get_constant_array(get_weight_output(node)))
+        reason = find_table_obstacle(table)
         return reason or replace(table_in_bytes(), low_bits=low_bit_specs(Role.TABLE, *table.shape))
     if resets_product(node):
         return _kernel_of_steps(node)
-    if name in model.rejected:
-        return model.rejected[name]
+    if name in model.rejected_ops:
+        return model.rejected_ops[name]
     if name not in structure.fusion_groups:
         if name in structure.layer_of:
             return FUSED
@@ -105,16 +105,16 @@ def _integer_kernel(
         reason = _obstacle_of_layer(node)
         if reason is not None:
             return reason
-    spec = weight_quant_spec(accumulation[kernel_of(node)])
+    spec = weight_quant_spec(accumulation[get_kernel_kind(node)])
     if not has_role(node, Role.PRODUCT):
         return IntegerKernel(
             spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
         )
-    sizes, scaled = matrix_sizes(node), _is_scaled_by_constant(node)
+    sizes, scaled = count_matrix_sizes(node), _is_scaled_by_constant(node)
     low_bits = _SCALED if scaled else low_bit_specs(Role.PRODUCT, *sizes)
     alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
     if not isinstance(low_bits, str):
-        alternatives += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
+        alternatives += (*iterate_corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
     return IntegerKernel(
         spec,
         RANGE_ALGORITHMS,
@@ -126,7 +126,7 @@ def _integer_kernel(
 
 
 def _obstacle_of_layer(node: ov.Node) -> str | None:
-    weight = array_of(weight_of(node))
+    weight = get_constant_array(get_weight_output(node))
     if weight is None or not is_usable(weight):
         return UNUSABLE_WEIGHT
     if has_role(node, Role.PRODUCT):
@@ -137,7 +137,7 @@ def _obstacle_of_layer(node: ov.Node) -> str | None:
     else:
         if has_role(node, Role.TRANSPOSED) and _leaves_gaps(node, weight.shape[2:]):
             return "OpenVINO computes other values where the strides exceed the kernel"
-        if row_of(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
+        if get_op_row(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
             return "the integer kernels by channel have at most two spatial axes"
         if has_one_position(node.input_value(0)) and weight.size < _LEAST_WEIGHTS:
             return "so few products over one position gain no time from INT8"
@@ -155,16 +155,16 @@ def _leaves_gaps(node: ov.Node, kernel: tuple[int, ...]) -> bool:
 def _is_scaled_by_constant(node: ov.Node) -> bool:
     return any(
         has_role(reader, Role.SCALING) and any(map(is_constant, reader.input_values()))
-        for reader in readers_of(node.output(0))
+        for reader in list_result_readers(node.output(0))
     )
 
 
 def _kernel_of_steps(node: ov.Node) -> IntegerKernel | str:
     """Return the kernel of the products of a GRU with `linear_before_reset`."""
-    reason = stepwise_obstacle(node)
+    reason = find_stepwise_obstacle(node)
     if reason is not None:
         return reason
-    spec = by_channel_spec(node.get_attributes()["hidden_size"], min(stepwise_inputs(node)))
+    spec = by_channel_spec(node.get_attributes()["hidden_size"], min(count_stepwise_inputs(node)))
     if spec is None:
         return "this CPU has no kernel of OpenVINO that multiplies INT8 weights as stored"
     return IntegerKernel(weight_alone=spec, low_bits=_RESTORED)
@@ -174,14 +174,14 @@ def _kernel_of_product(node: ov.Node, accumulation: KernelAccumulation) -> Integ
     """Return the integer kernel of a product of two computed matrices."""
     if node.get_attributes()["transpose_a"]:
         return TRANSPOSED_INPUT
-    if accumulation[kernel_of(node)] is not Int8Accumulation.EXACT:
+    if accumulation[get_kernel_kind(node)] is not Int8Accumulation.EXACT:
         return "both factors are computed, and INT8 accumulation saturates unless one is limited"
     return IntegerKernel(algorithms=RANGE_ALGORITHMS)
 
 
 def _no_kernel_reason(node: ov.Node) -> str:
     if has_role(node, Role.RECURRENT):
-        return kernel_obstacle(node) or NO_INTEGER_KERNEL
+        return find_kernel_obstacle(node) or NO_INTEGER_KERNEL
     if not has_role(node, Role.LAYER):
         return NO_INTEGER_KERNEL
     if not is_float(node.output(0)):

@@ -22,55 +22,62 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,
     Quantizer,
-    input_group,
+    input_group_size,
 )
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (
     GraphStructure,
+    find_quantized_sums,
+    graph_structure,
     has_weight,
     is_product,
-    quantized_sums,
-    structure,
 )
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
+    get_constant_array,
+    get_op_type,
+    get_tensor_name,
     give_name,
     is_constant,
     is_float,
+    iterate_nodes_before,
+    list_result_readers,
     name_of,
-    nodes_before,
     rank_of,
-    readers_of,
     redirect_inputs,
-    tensor_of,
-    type_of,
 )
 from neural_mp.adaptors.openvino.graph.integer_weights import (
     ALONE,
     STORED,
     WEIGHT,
     Rounded,
-    grouped_weight,
+    build_grouped_weight,
+    build_layer_weight,
+    build_product_weight,
+    count_matrix_sizes,
     is_table,
-    layer_weight,
-    matrix_of,
-    matrix_sizes,
-    product_weight,
+    make_weight_matrix,
     put_matrix,
     rounded_weights,
     rows_of_table,
     set_input_group,
 )
 from neural_mp.adaptors.openvino.graph.recurrent import (
-    input_widths,
+    choose_input_widths,
+    count_stepwise_inputs,
+    insert_gru_steps,
     quantize_sequence,
     resets_product,
-    steps_of,
-    stepwise_inputs,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.runtime import CPU, PRECISION_HINT, core, dtype_of, ops, ov
+from neural_mp.adaptors.openvino.runtime import (
+    CPU,
+    PRECISION_HINT,
+    get_core,
+    get_numpy_dtype,
+    ops,
+    ov,
+)
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelRange, Range
@@ -102,14 +109,14 @@ def convert_graph(
 ) -> OpenVinoModel:
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
-    graph = structure(program, model.rejected)
+    graph = graph_structure(program, model.rejected_ops)
     writer = _TensorWriter(graph, plan, ranges, _unshifted_scale_owners(graph, plan))
     rounded = rounded_weights(model.program)
     weights = _WeightWriter(graph, plan, model.grouped, writer.owners, rounded)
-    if groups := weights.input_groups():
+    if groups := weights.list_input_groups():
         set_input_group(program, min(groups))
     weights.quantize_layers()
-    weights.group()
+    weights.group_weights()
     writer.quantize_tensors()
     writer.bound_results()
     if runs_by_hint(graph, plan.effective):
@@ -118,14 +125,14 @@ def convert_graph(
         writer.cast_to_16_bits()
     writer.quantize_recurrent()
     weights.replace_ops()
-    writer.separate(model.rejected)
+    writer.separate_rejected(model.rejected_ops)
     program.validate_nodes_and_infer_types()
     return replace(
         model,
         program=program,
         given=None,
         ops=writer.owners,
-        results=writer.results(),
+        results=writer.result_locations(),
         counts=writer.counts,
         grouped={},
         _runners={},
@@ -143,10 +150,12 @@ def _unshifted_scale_owners(
     products = list(filter(is_product, in_int8))
     transposed = [n for n in in_int8 if has_role(n, Role.TRANSPOSED) and has_weight(n)]
 
-    def owners(nodes: list[ov.Node], index: int) -> frozenset[str]:
-        return frozenset(plan.flow.scale_owner[tensor_of(n.input_value(index))] for n in nodes)
+    def input_scale_owners(nodes: list[ov.Node], index: int) -> frozenset[str]:
+        return frozenset(
+            plan.flow.scale_owner[get_tensor_name(n.input_value(index))] for n in nodes
+        )
 
-    return owners([*products, *transposed], 0), owners(products, 1)
+    return input_scale_owners([*products, *transposed], 0), input_scale_owners(products, 1)
 
 
 def _limits_by_channel(span: ChannelRange, axes: int) -> tuple[Array, Array]:
@@ -204,7 +213,7 @@ class _TensorWriter:
                 if written or is_term or tensor in flow.int8_reads.get(name_of(port.get_node()), ())
             ]
             # Outputs of the model read quantized values, too: a kernel has a single result.
-            stored = self._fake_quantize(tensor, output, root)
+            stored = self._insert_fake_quantize(tensor, output, root)
             for port in readers:
                 if written or not has_role(port.get_node(), Role.RESULT):
                     port.replace_source_output(stored.output(0))
@@ -221,9 +230,9 @@ class _TensorWriter:
             for name, node in self.structure.nodes.items()
             if self._is_sequence_head(name) and self.plan.effective.get(name) is Precision.INT8
         }
-        widths = input_widths(layers.values())
+        widths = choose_input_widths(layers.values())
         for name, node in layers.items():
-            tensor = tensor_of(node.input_value(0)).removesuffix(QUANTIZED)
+            tensor = get_tensor_name(node.input_value(0)).removesuffix(QUANTIZED)
             if tensor not in self.plan.flow.int8_outputs:
                 node.input(0).replace_source_output(self._stored[tensor].input_value(0))
             span = self.ranges[self.plan.flow.scale_owner[tensor]]
@@ -248,7 +257,7 @@ class _TensorWriter:
             redirect_inputs(readers, give_name(f"{name}{BOUNDED}", bounded))
             self.owners[f"{name}{BOUNDED}"] = name
 
-    def separate(self, rejected: Collection[str]) -> None:
+    def separate_rejected(self, rejected: Collection[str]) -> None:
         """Insert a Maximum without effect between ops and the integer kernels next to them.
 
         Transformations of the plugin move no scale past a Maximum, and no kernel includes one that
@@ -256,7 +265,7 @@ class _TensorWriter:
         """
         for name in rejected:
             node = self.structure.nodes[name]
-            sources = nodes_before(node, Role.LAYER | Role.QUANTIZATION)
+            sources = iterate_nodes_before(node, Role.LAYER | Role.QUANTIZATION)
             is_next = any(
                 has_role(source, Role.QUANTIZATION) or f"{name_of(source)}{WEIGHT}" in self.owners
                 for source in sources
@@ -264,7 +273,7 @@ class _TensorWriter:
             inputs = [port for port in node.inputs() if not is_constant(port.get_source_output())]
             written = [
                 self._stored[tensor].input(0)
-                for tensor in map(tensor_of, node.outputs())
+                for tensor in map(get_tensor_name, node.outputs())
                 if tensor in self._stored
             ]
             for index, port in enumerate((*(inputs if is_next else ()), *written)):
@@ -285,7 +294,7 @@ class _TensorWriter:
         heads, nodes = self.structure.fusion_groups, self.structure.nodes
         return op in heads and has_role(nodes[op], Role.SEQUENCE)
 
-    def _fake_quantize(self, tensor: str, output: ov.Output, root: str) -> ov.Node:
+    def _insert_fake_quantize(self, tensor: str, output: ov.Output, root: str) -> ov.Node:
         span, params = self.ranges[root], self._shared_scale_params(root)
         low, high = np.array(params.low, np.float32), np.array(params.high, np.float32)
         if isinstance(span, ChannelRange):
@@ -302,14 +311,14 @@ class _TensorWriter:
             for name in self.structure.nodes
         }
         layers = [name for name, kind in types.items() if kind == ov.Type.bf16]
-        sums = quantized_sums(self.structure, layers, self._stored)
+        sums = find_quantized_sums(self.structure, layers, self._stored)
         types |= {name: ov.Type.bf16 for name in sums if types[name] == _F32}
         if set(types.values()) == {_F32}:
             return
         for name, node in self.structure.nodes.items():
             self._cast_inputs(node, types[name])
             node.validate_and_infer_types()
-            for tensor in map(tensor_of, node.outputs()):
+            for tensor in map(get_tensor_name, node.outputs()):
                 if tensor in self._stored:
                     self._cast_inputs(self._stored[tensor], _F32)
                     self._stored[tensor].validate_and_infer_types()
@@ -326,12 +335,12 @@ class _TensorWriter:
 
     def _cast_output(self, output: ov.Output, kind: ov.Type) -> ov.Output:
         """Return a tensor in another type: a cast, the origin of a cast, or a cast constant."""
-        node, name = output.get_node(), f"{tensor_of(output)}/{kind.get_type_name()}{CAST}"
+        node, name = output.get_node(), f"{get_tensor_name(output)}/{kind.get_type_name()}{CAST}"
         if name in self._cast:
             return self._cast[name]
-        array = array_of(output)
+        array = get_constant_array(output)
         if array is not None and kind != _F32:
-            values = cast_saturating(np.asarray(array, np.float32), dtype_of(kind))
+            values = cast_saturating(np.asarray(array, np.float32), get_numpy_dtype(kind))
             converted = ops.constant(values, kind).output(0)
         elif name_of(node) in self._casts and node.input_value(0).get_element_type() == kind:
             return node.input_value(0)
@@ -343,7 +352,7 @@ class _TensorWriter:
         self._cast[name] = converted
         return converted
 
-    def results(self) -> dict[str, OutputLocation]:
+    def result_locations(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""
         locations = {}
         for tensor, output in self.structure.tensors.items():
@@ -359,7 +368,7 @@ class _TensorWriter:
             if written and root is not None and (is_stored or not self._is_sequence_head(op)):
                 params = self._shared_scale_params(root)
                 suffix = QUANTIZED if is_stored else ""
-            locations[tensor] = OutputLocation(f"{tensor}{suffix}", type_of(node), params)
+            locations[tensor] = OutputLocation(f"{tensor}{suffix}", get_op_type(node), params)
         return locations
 
     def _is_inside_kernel(self, op: str) -> bool:
@@ -367,10 +376,10 @@ class _TensorWriter:
         head = op if op in self.structure.fusion_groups else self.structure.layer_of.get(op)
         if head is None or self.plan.effective.get(head) is not Precision.INT8:
             return False
-        kernel = self.structure.fusion_groups[head].reduced(
+        kernel = self.structure.fusion_groups[head].fused_prefix(
             lambda member: self.plan.effective.get(member) is Precision.INT8
         )
-        return op in (head, *kernel.members)[:-1]
+        return op in (head, *kernel.fused_ops)[:-1]
 
 
 def runs_by_hint(structure: GraphStructure, effective: Mapping[str, Precision]) -> bool:
@@ -386,12 +395,15 @@ def runs_by_hint(structure: GraphStructure, effective: Mapping[str, Precision]) 
     graph = _Precisions(structure.nodes, effective)
     has_spared = False
     for name, node in structure.nodes.items():
-        precision = graph.of(name)
+        precision = graph.precision_of(name)
         if precision is Precision.INT8 or not is_float(node.output(0)):
             continue
-        inputs = list(graph.read(node))
+        inputs = list(graph.read_precisions(node))
         if precision is Precision.FP32:
-            if {*inputs} != {None} or not {*graph.readers(node)} <= {Precision.BF16, None}:
+            if {*inputs} != {None} or not {*graph.reader_precisions(node)} <= {
+                Precision.BF16,
+                None,
+            }:
                 return False
         elif precision is not Precision.BF16:
             return False
@@ -412,10 +424,10 @@ def set_hint(
 
 def _store_as_bf16(port: ov.Input, name: str) -> None:
     output = port.get_source_output()
-    array = array_of(output) if is_float(output) else None
+    array = get_constant_array(output) if is_float(output) else None
     if array is None:
         return
-    values = cast_saturating(np.asarray(array, np.float32), dtype_of(ov.Type.bf16))
+    values = cast_saturating(np.asarray(array, np.float32), get_numpy_dtype(ov.Type.bf16))
     redirect_inputs([port], give_name(name, ops.convert(ops.constant(values, ov.Type.bf16), "f32")))
 
 
@@ -425,10 +437,10 @@ class _Precisions:
     def __init__(self, nodes: Mapping[str, ov.Node], effective: Mapping[str, Precision]) -> None:
         self._nodes, self._effective = nodes, effective
 
-    def of(self, name: str) -> Precision:
+    def precision_of(self, name: str) -> Precision:
         return self._effective.get(name, Precision.FP32)
 
-    def read(self, node: ov.Node) -> Iterator[Precision | None]:
+    def read_precisions(self, node: ov.Node) -> Iterator[Precision | None]:
         """Yield the precisions of the float tensors that a node reads; None for quantized ones."""
         for output in node.input_values():
             if is_constant(output) or not is_float(output):
@@ -436,13 +448,17 @@ class _Precisions:
             source = output.get_node()
             while not self._is_inserted_quantize(source) and self._is_inserted(source):
                 source = source.input_value(0).get_node()
-            yield None if self._is_inserted_quantize(source) else self.of(name_of(source))
+            yield None if self._is_inserted_quantize(source) else self.precision_of(name_of(source))
 
-    def readers(self, node: ov.Node) -> Iterator[Precision | None]:
+    def reader_precisions(self, node: ov.Node) -> Iterator[Precision | None]:
         """Yield the precisions of the ops that read a node's results; None for quantizations."""
         for output in node.outputs():
-            for reader in readers_of(output):
-                yield None if self._is_inserted_quantize(reader) else self.of(name_of(reader))
+            for reader in list_result_readers(output):
+                yield (
+                    None
+                    if self._is_inserted_quantize(reader)
+                    else self.precision_of(name_of(reader))
+                )
 
     def _is_inserted(self, node: ov.Node) -> bool:
         return name_of(node) not in self._nodes and node.get_input_size() > 0
@@ -454,7 +470,7 @@ class _Precisions:
 @lru_cache(maxsize=1)
 def _has_native_bf16() -> bool:
     """Whether the CPU computes in BF16; on others, the plugin ignores the hint."""
-    return "BF16" in core().get_property(CPU, "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in get_core().get_property(CPU, "OPTIMIZATION_CAPABILITIES")
 
 
 @dataclass(frozen=True)
@@ -470,7 +486,9 @@ class _WeightWriter:
     #: Name of a layer, largest integer → its weight as rounded for earlier plans.
     rounded: dict[tuple[str, int], Rounded]
 
-    def _weights(self, *, grouped: bool) -> Iterator[tuple[str, ov.Node, OpConfig, QuantSpec]]:
+    def _integer_weights(
+        self, *, grouped: bool
+    ) -> Iterator[tuple[str, ov.Node, OpConfig, QuantSpec]]:
         """Yield name, node, config and quantization of weights in integers, in groups or not."""
         for name, node in self.structure.nodes.items():
             config = self.plan.plan.get(name)
@@ -479,54 +497,58 @@ class _WeightWriter:
             if (config.weight.group_size is not None) == grouped:
                 yield name, node, config, config.weight
 
-    def input_groups(self) -> list[int]:
+    def list_input_groups(self) -> list[int]:
         """Return the sizes of the groups of inputs that kernels round to INT8."""
         return [
-            input_group(spec, size)
+            input_group_size(spec, size)
             for grouped in (True, False)
-            for _, node, _, spec in self._weights(grouped=grouped)
+            for _, node, _, spec in self._integer_weights(grouped=grouped)
             if spec.inputs is KernelInputs.INT8
-            for size in (stepwise_inputs(node) if resets_product(node) else matrix_sizes(node)[1:])
+            for size in (
+                count_stepwise_inputs(node)
+                if resets_product(node)
+                else count_matrix_sizes(node)[1:]
+            )
         ]
 
     def quantize_layers(self) -> None:
         """Replace the weights of INT8 layers."""
-        for name, node, config, spec in self._weights(grouped=False):
+        for name, node, config, spec in self._integer_weights(grouped=False):
             if not has_weight(node) or self.plan.effective[name] is not Precision.INT8:
                 continue
             stem = f"{name}{ALONE if config.activation is None else WEIGHT}"
             self.owners[stem] = name
             if config.activation is None:
-                put_matrix(node, product_weight(stem, matrix_of(node), spec))
+                put_matrix(node, build_product_weight(stem, make_weight_matrix(node), spec))
                 continue
-            redirect_inputs([node.input(1)], layer_weight(stem, node, spec, self.rounded))
+            redirect_inputs([node.input(1)], build_layer_weight(stem, node, spec, self.rounded))
 
-    def group(self) -> None:
+    def group_weights(self) -> None:
         """Replace the weights that the plan stores in groups."""
-        for name, node, _, spec in self._weights(grouped=True):
+        for name, node, _, spec in self._integer_weights(grouped=True):
             stem = f"{name}{WEIGHT}"
             quantizer = Quantizer(spec, GroupParameters.ZERO_POINTS)
-            stored = self.grouped.get(name) or quantizer.nearest(matrix_of(node))
-            put_matrix(node, grouped_weight(stem, f"{stem}{STORED}", stored, spec))
+            stored = self.grouped.get(name) or quantizer.round_to_nearest(make_weight_matrix(node))
+            put_matrix(node, build_grouped_weight(stem, f"{stem}{STORED}", stored, spec))
             if stored.input_factors is not None:
                 self._scale_inputs(name, node, stored.input_factors)
             self.owners[stem] = name
 
     def replace_ops(self) -> None:
         """Replace tables and GRU whose weights the plan stores alone; results keep their names."""
-        for name, node, _, spec in self._weights(grouped=False):
+        for name, node, _, spec in self._integer_weights(grouped=False):
             if is_table(node):
                 *nodes, result = rows_of_table(f"{name}{ALONE}", node, spec)
                 results = [result]
             elif resets_product(node):
-                nodes, results = steps_of(f"{name}{ALONE}", node, spec)
+                nodes, results = insert_gru_steps(f"{name}{ALONE}", node, spec)
             else:
                 continue
             self.owners.update(dict.fromkeys(map(name_of, nodes), name))
             for output, result in zip(node.outputs(), results, strict=True):
                 readers = list(output.get_target_inputs())
                 result.output(0).set_names(output.get_names())
-                redirect_inputs(readers, give_name(tensor_of(output), result))
+                redirect_inputs(readers, give_name(get_tensor_name(output), result))
 
     def _scale_inputs(self, name: str, node: ov.Node, factors: Array) -> None:
         scaled = ops.multiply(node.input_value(0), ops.constant(factors))

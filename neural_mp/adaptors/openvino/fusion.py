@@ -11,24 +11,24 @@ from neural_mp.adaptors.common.kernels.fusion import (
     SUM,
     FusionRules,
     find_fusion_groups,
-    fused_into,
+    map_fused_ops,
 )
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
+    find_only_reader,
+    get_constant_array,
+    get_known_sizes,
+    get_op_type,
+    get_tensor_name,
+    get_weight_output,
     is_constant,
     is_float,
+    iterate_op_nodes,
+    list_read_outputs,
     name_of,
-    only_reader,
-    op_nodes,
-    outputs_of,
     rank_of,
-    sizes_of,
-    tensor_of,
-    type_of,
-    weight_of,
 )
 from neural_mp.adaptors.openvino.graph.recurrent import has_integer_kernel
-from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
+from neural_mp.adaptors.openvino.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.int8_accumulation import KernelKind
 
@@ -64,23 +64,23 @@ class GraphStructure:
 
     def read_by(self, name: str) -> list[str]:
         """Return the tensors that an op reads, without constants, one per input."""
-        tensors = map(tensor_of, self.nodes[name].input_values())
+        tensors = map(get_tensor_name, self.nodes[name].input_values())
         return [tensor for tensor in tensors if tensor in self.tensors]
 
 
-def structure(model: ov.Model, rejected: Collection[str] = ()) -> GraphStructure:
+def graph_structure(model: ov.Model, rejected: Collection[str] = ()) -> GraphStructure:
     """Return the structure of a graph.
 
     `rejected` are ops that cannot run next to integer kernels.
     """
-    nodes = {name_of(node): node for node in op_nodes(model)}
-    tensors = {tensor_of(output): output for output in model.inputs}
+    nodes = {name_of(node): node for node in iterate_op_nodes(model)}
+    tensors = {get_tensor_name(output): output for output in model.inputs}
     parts: dict[str, str] = {}
     for name, node in nodes.items():
-        for output in outputs_of(node):
-            tensors[tensor_of(output)] = output
+        for output in list_read_outputs(node):
+            tensors[get_tensor_name(output)] = output
             if output.get_index():
-                parts[tensor_of(output)] = name
+                parts[get_tensor_name(output)] = name
     sound = {name: node for name, node in nodes.items() if name not in rejected}
     groups = find_fusion_groups(
         [n for n, node in sound.items() if _is_group_head(node)], _Kernels(nodes)
@@ -89,7 +89,7 @@ def structure(model: ov.Model, rejected: Collection[str] = ()) -> GraphStructure
         nodes,
         tensors,
         groups,
-        fused_into(groups.values()),
+        map_fused_ops(groups.values()),
         frozenset(name for name, node in sound.items() if moves_values(node)),
         parts,
     )
@@ -99,7 +99,7 @@ def has_weight(node: ov.Node) -> bool:
     """Whether an op is a layer with a constant weight and a computed input."""
     if not has_role(node, Role.LAYER):
         return False
-    return is_constant(weight_of(node)) and not is_constant(node.input_value(0))
+    return is_constant(get_weight_output(node)) and not is_constant(node.input_value(0))
 
 
 def is_product(node: ov.Node) -> bool:
@@ -109,13 +109,13 @@ def is_product(node: ov.Node) -> bool:
     return all(is_float(output) and not is_constant(output) for output in node.input_values())
 
 
-def kernel_of(node: ov.Node) -> KernelKind:
+def get_kernel_kind(node: ov.Node) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
-    row = row_of(node)
+    row = get_op_row(node)
     assert row.kernel is not None
     if not row.is_grouped:
         return row.kernel
-    shape = weight_of(node).get_partial_shape()  # [groups, outputs, inputs, …]
+    shape = get_weight_output(node).get_partial_shape()  # [groups, outputs, inputs, …]
     single = len(shape) == 5 and all(size.is_static and len(size) == 1 for size in shape[1:3])
     return KernelKind.DEPTHWISE if single else row.kernel
 
@@ -123,12 +123,12 @@ def kernel_of(node: ov.Node) -> KernelKind:
 def _is_group_head(node: ov.Node) -> bool:
     if has_integer_kernel(node):
         return True
-    if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
+    if len(list_read_outputs(node)) != 1 or not is_float(node.output(0)):
         return False
-    return has_weight(node) or is_product(node) or bool(joined_inputs(node))
+    return has_weight(node) or is_product(node) or bool(list_joined_inputs(node))
 
 
-def joined_inputs(node: ov.Node) -> tuple[str, ...]:
+def list_joined_inputs(node: ov.Node) -> tuple[str, ...]:
     """Return the tensors that an op between INT8 ops reads quantized; empty for other ops.
 
     The factor of a product that has one value per channel, as in squeeze-and-excitation, stays in
@@ -141,16 +141,16 @@ def joined_inputs(node: ov.Node) -> tuple[str, ...]:
     if not any(map(_has_channels, sources)):
         return ()
     if has_role(node, Role.MEAN):
-        return (tensor_of(sources[0]),) if _averages_all_positions(node) else ()
+        return (get_tensor_name(sources[0]),) if _averages_all_positions(node) else ()
     if any(map(is_constant, sources)):
         return ()
     if has_role(node, Role.SCALING):
         per_channel = [output for output in sources if has_one_position(output)]
         remaining = [output for output in sources if output not in per_channel]
-        return (tensor_of(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
+        return (get_tensor_name(remaining[0]),) if len(per_channel) == len(remaining) == 1 else ()
     if any(map(_is_convolution_result, sources)):
         return ()
-    return tuple(map(tensor_of, sources))
+    return tuple(map(get_tensor_name, sources))
 
 
 def _has_channels(output: ov.Output) -> bool:
@@ -169,7 +169,7 @@ def _is_convolved(output: ov.Output, steps: int) -> bool:
 
 
 def _averages_all_positions(node: ov.Node) -> bool:
-    axes, rank = array_of(node.input_value(1)), rank_of(node.input_value(0)) or 0
+    axes, rank = get_constant_array(node.input_value(1)), rank_of(node.input_value(0)) or 0
     return axes is not None and {int(a) % rank for a in axes.ravel()} == {
         *range(_CHANNELS + 1, rank)
     }
@@ -177,7 +177,7 @@ def _averages_all_positions(node: ov.Node) -> bool:
 
 def has_one_position(output: ov.Output) -> bool:
     """Whether a tensor has one value per channel."""
-    positions = (sizes_of(output) or ())[_CHANNELS + 1 :]
+    positions = (get_known_sizes(output) or ())[_CHANNELS + 1 :]
     return bool(positions) and all(size == 1 for size in positions)
 
 
@@ -192,7 +192,7 @@ def _is_convolution_result(output: ov.Output) -> bool:
     return has_role(node, Role.CONVOLUTION) and has_weight(node)
 
 
-def quantized_sums(
+def find_quantized_sums(
     structure: GraphStructure, layers: Iterable[str], quantized: Container[str]
 ) -> list[str]:
     """Return the residual sums that end in a quantization and that a BF16 convolution may compute.
@@ -206,7 +206,7 @@ def quantized_sums(
         if not has_role(structure.nodes[name], Role.CONVOLUTION):
             continue
         group = find_fusion_groups([name], rules)[name]
-        if group.residual_sum and any(member in quantized for member in group.members):
+        if group.residual_sum and any(member in quantized for member in group.fused_ops):
             sums += group.residual_sum.ops
     return sums
 
@@ -217,7 +217,7 @@ class _Kernels(FusionRules[str, str]):
 
     nodes: Mapping[str, ov.Node]
 
-    def bias(self, group: FusionGroup) -> Step | None:
+    def match_bias(self, group: FusionGroup) -> Step | None:
         step = self._only_reader_with_role(group.tail, Role.SUM)
         if step is None or not has_weight(self.nodes[group.head]):
             return None
@@ -226,9 +226,9 @@ class _Kernels(FusionRules[str, str]):
             self.nodes[group.head], step, constants[0]
         ):
             return None
-        return Step(BIAS, (name_of(step),), tensor_of(step.input_value(constants[0])))
+        return Step(BIAS, (name_of(step),), get_tensor_name(step.input_value(constants[0])))
 
-    def residual_sum(self, group: FusionGroup) -> Step | None:
+    def match_residual_sum(self, group: FusionGroup) -> Step | None:
         step = self._only_reader_with_role(group.tail, Role.SUM)
         if step is None or not has_role(self.nodes[group.head], Role.CONVOLUTION):
             return None
@@ -237,26 +237,26 @@ class _Kernels(FusionRules[str, str]):
             return None
         if rank_of(operands[0]) != rank_of(step.output(0)):
             return None
-        return Step(SUM, (name_of(step),), tensor_of(operands[0]))
+        return Step(SUM, (name_of(step),), get_tensor_name(operands[0]))
 
-    def activation(self, group: FusionGroup) -> Step | None:
+    def match_activation(self, group: FusionGroup) -> Step | None:
         step = self._only_reader_with_role(group.tail, Role.ACTIVATION)
         if step is None or has_role(self.nodes[group.head], Role.SEQUENCE):
             return None
-        return Step(type_of(step), (name_of(step),))
+        return Step(get_op_type(step), (name_of(step),))
 
     def _only_reader_with_role(self, name: str, role: Role) -> ov.Node | None:
-        reader = only_reader(self.nodes[name].output(0))
+        reader = find_only_reader(self.nodes[name].output(0))
         if reader is None or not has_role(reader, role):
             return None
         return self.nodes.get(name_of(reader))
 
 
 def _adds_channel_bias(layer: ov.Node, step: ov.Node, position: int) -> bool:
-    array, axes = array_of(step.input_value(position)), rank_of(layer.output(0))
+    array, axes = get_constant_array(step.input_value(position)), rank_of(layer.output(0))
     if array is None or axes is None or array.ndim > axes:
         return False
-    channels = row_of(layer).channels % max(axes, 1)
+    channels = get_op_row(layer).channels % max(axes, 1)
     sizes = (1,) * (axes - array.ndim) + array.shape
     return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neural_mp.adaptors.common.kernels import int8_accumulation as common
-from neural_mp.adaptors.common.kernels.runtime_probe import version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_installed_version
 from neural_mp.core.hardware import Hardware
 
 #: Must change with the cases or the probe.
@@ -12,7 +12,10 @@ _VERSION = 1
 
 def int8_accumulation(hardware: Hardware) -> common.KernelAccumulation:
     """Return the accumulation of each kind of kernel on the target machine."""
-    module, version = "neural_mp.adaptors.openvino.int8_accumulation_probe", version_of("openvino")
-    return common.probed_accumulation(
+    module, version = (
+        "neural_mp.adaptors.openvino.int8_accumulation_probe",
+        find_installed_version("openvino"),
+    )
+    return common.probe_int8_accumulation(
         hardware, module, f"{_VERSION} {version}", common.COMMON_CASES
     )

@@ -23,18 +23,20 @@ def _sum_products(case: Case, x: Array, weight: Array) -> Array:
     )
     if isinstance(case, Convolution):
         zeros, ones = ([value] * (weight.ndim - 2) for value in (0, 1))
-        factor = _dequantized_weight(weight.reshape(case.groups, -1, *weight.shape[1:]), (0, 1))
+        factor = _make_dequantized_weight(
+            weight.reshape(case.groups, -1, *weight.shape[1:]), (0, 1)
+        )
         if case.groups == 1:
-            factor = _dequantized_weight(weight, (0,))
+            factor = _make_dequantized_weight(weight, (0,))
         convolution = ops.convolution if case.groups == 1 else ops.group_convolution
         result = convolution(quantized, factor, ones, zeros, zeros, ones)
     else:
-        result = ops.matmul(quantized, _dequantized_weight(weight, (0,)), False, True)
+        result = ops.matmul(quantized, _make_dequantized_weight(weight, (0,)), False, True)
     model = ov.Model([result], [parameter], "probe")
     return Runner(model)([x.astype(np.float32)])[0]
 
 
-def _dequantized_weight(integers: Array, channels: tuple[int, ...]) -> ov.Node:
+def _make_dequantized_weight(integers: Array, channels: tuple[int, ...]) -> ov.Node:
     shape = [size if axis in channels else 1 for axis, size in enumerate(integers.shape)]
     scales = ops.constant(np.ones(shape, np.float32))
     return ops.multiply(ops.convert(ops.constant(integers), "f32"), scales)

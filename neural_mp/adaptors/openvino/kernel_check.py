@@ -13,23 +13,23 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, find_installed_version
 from neural_mp.adaptors.openvino.fusion import moves_values
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
+    get_constant_array,
+    get_op_type,
+    get_tensor_name,
     give_name,
     is_constant,
     is_float,
+    iterate_nodes_before,
+    iterate_op_nodes,
+    list_read_outputs,
     name_of,
-    nodes_before,
-    op_nodes,
-    outputs_of,
     rank_of,
     redirect_inputs,
-    tensor_of,
-    type_of,
 )
-from neural_mp.adaptors.openvino.ops import Check, Role, has_role, row_of
+from neural_mp.adaptors.openvino.ops import Check, Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
@@ -46,11 +46,11 @@ _MAX_ELEMENTS = 4_000_000
 _REJECTED: MutableMapping[ov.Model, dict[str, str]] = WeakKeyDictionary()
 
 
-def rejected_ops(program: ov.Model) -> dict[str, str]:
+def find_rejected_ops(program: ov.Model) -> dict[str, str]:
     """Return op → the reason why it cannot run next to integer kernels, for ops of a graph."""
     if program not in _REJECTED:
-        version = f"{_VERSION} {version_of('openvino')}"
-        reasons = find_deviations(_PROBE, version, op_cases(program))
+        version = f"{_VERSION} {find_installed_version('openvino')}"
+        reasons = find_deviations(_PROBE, version, build_op_cases(program))
         _REJECTED[program] = {
             op: f"next to integer kernels, OpenVINO {reason}" for op, reason in reasons.items()
         }
@@ -64,12 +64,12 @@ def keep_rejected(program: ov.Model, renamed: ov.Model, names: Mapping[str, str]
         _REJECTED[renamed] = {names.get(op, op): reason for op, reason in reasons.items()}
 
 
-def op_cases(program: ov.Model) -> dict[str, bytes]:
+def build_op_cases(program: ov.Model) -> dict[str, bytes]:
     """Return op → case, a stored model of the op alone, for the ops to compare."""
     cases, cached = dict[str, bytes](), dict[str, bytes | None]()
-    for node in op_nodes(program):
+    for node in iterate_op_nodes(program):
         if _is_compared(node):
-            key = _case_key(node)
+            key = _make_case_key(node)
             if key not in cached:
                 cached[key] = _build_case(program.clone(), name_of(node))
             case = cached[key]
@@ -78,27 +78,31 @@ def op_cases(program: ov.Model) -> dict[str, bytes]:
     return cases
 
 
-def _case_key(node: ov.Node) -> str:
+def _make_case_key(node: ov.Node) -> str:
     sources = node.input_values()
-    tensors = [*map(tensor_of, sources)]
+    tensors = [*map(get_tensor_name, sources)]
     repeated = [tensors.index(tensor) for tensor in tensors]
-    constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in sources]
+    constants = [
+        np.asarray(get_constant_array(o)).tobytes() if is_constant(o) else None for o in sources
+    ]
     shapes = [str(output.get_partial_shape()) for output in sources]
-    results = [output.get_index() for output in outputs_of(node)]
+    results = [output.get_index() for output in list_read_outputs(node)]
     attributes = sorted(node.get_attributes().items(), key=str)
     layers = _preceding_layer_types(node)
-    return f"{type_of(node)} {attributes} {shapes} {repeated} {constants} {results} {layers}"
+    return f"{get_op_type(node)} {attributes} {shapes} {repeated} {constants} {results} {layers}"
 
 
 def _preceding_layer_types(node: ov.Node) -> str:
     """Return the types of the layers whose scales may move to a node."""
-    layers = (source for source in nodes_before(node, Role.LAYER) if has_role(source, Role.LAYER))
-    return " ".join(sorted({*map(type_of, layers)}))
+    layers = (
+        source for source in iterate_nodes_before(node, Role.LAYER) if has_role(source, Role.LAYER)
+    )
+    return " ".join(sorted({*map(get_op_type, layers)}))
 
 
 def _build_case(copied: ov.Model, name: str) -> bytes | None:
     """Return the case of an op, cut from a copy of the graph; None if no data can be drawn."""
-    node = next(node for node in op_nodes(copied) if name_of(node) == name)
+    node = next(node for node in iterate_op_nodes(copied) if name_of(node) == name)
     details = {MOVES: str(moves_values(node)), FOLLOWS: _preceding_layer_types(node)}
     case = _isolate_op(node)
     if case is None:
@@ -115,7 +119,7 @@ def read_case(content: bytes) -> ov.Model:
     return from_bytes(content[8:start], content[start:])
 
 
-def fixed_shape(shape: ov.PartialShape) -> list[int]:
+def choose_fixed_shape(shape: ov.PartialShape) -> list[int]:
     """Return the sizes of a tensor, with numbers for free axes."""
     return [
         size.get_length() if size.is_static else _FREE_SIZES[min(axis, 1 + axis % 2)]
@@ -127,9 +131,9 @@ def _is_compared(node: ov.Node) -> bool:
     sources = node.input_values()
     computed = [output for output in sources if not is_constant(output)]
     # Arbitrary indices and sizes would not be valid.
-    if not computed or not all(map(is_float, [*computed, *outputs_of(node)])):
+    if not computed or not all(map(is_float, [*computed, *list_read_outputs(node)])):
         return False
-    check = row_of(node).check
+    check = get_op_row(node).check
     if check is Check.BROADCASTING:
         return len({rank_of(output) for output in computed}) > 1
     return check is Check.ALWAYS
@@ -144,16 +148,16 @@ def _isolate_op(node: ov.Node) -> ov.Model | None:
             redirect_inputs([port], _copy_constant(output, position))
             continue
         shape = output.get_partial_shape()
-        if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
+        if shape.rank.is_dynamic or np.prod(choose_fixed_shape(shape)) > _MAX_ELEMENTS:
             return None
-        tensor = tensor_of(output)
+        tensor = get_tensor_name(output)
         if tensor not in inputs:
             inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
         redirect_inputs([port], inputs[tensor])
     node.set_friendly_name("op")
     node.validate_and_infer_types()
     results = []
-    for position, output in enumerate(outputs_of(node)):
+    for position, output in enumerate(list_read_outputs(node)):
         output.set_names({f"y{position}"})
         results.append(give_name(f"y{position}", ops.result(output)))
     return ov.Model(results, [*inputs.values()], "op")
@@ -161,7 +165,7 @@ def _isolate_op(node: ov.Node) -> ov.Model | None:
 
 def _copy_constant(output: ov.Output, position: int) -> ov.Node:
     """Return a constant input; the values of vectors of floats are of no importance."""
-    values = np.asarray(array_of(output))
+    values = np.asarray(get_constant_array(output))
     if is_float(output) and values.size > 1:
         values = np.linspace(0.5, 1.5, values.size, dtype=np.float32).reshape(values.shape)
     return give_name(f"c{position}", ops.constant(values, output.get_element_type()))

@@ -24,7 +24,7 @@ from neural_mp.adaptors.common.fusion_check import (
 from neural_mp.adaptors.common.kernels.runtime_probe import try_each_file
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.openvino.kernel_check import FOLLOWS, MOVES, fixed_shape, read_case
+from neural_mp.adaptors.openvino.kernel_check import FOLLOWS, MOVES, choose_fixed_shape, read_case
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
@@ -53,7 +53,9 @@ class _Ranges:
         self._values = None if values is None else iter(values)
         self.tensors: list[ov.Output] = []
 
-    def quantize(self, output: ov.Output, limits: tuple[float, float] | None = None) -> ov.Output:
+    def fake_quantize(
+        self, output: ov.Output, limits: tuple[float, float] | None = None
+    ) -> ov.Output:
         """Return a tensor after a FakeQuantize, to its own limits by default, or the tensor."""
         self.tensors.append(output)
         if self._values is None:
@@ -73,7 +75,7 @@ class _Graph:
     results: list[ov.Output]
     quantized: list[ov.Output]
 
-    def run(
+    def run_outputs(
         self, outputs: list[ov.Output], feeds: list[Array], *, low_precision: bool
     ) -> list[Array]:
         """Return the values of some tensors."""
@@ -87,11 +89,13 @@ def find_deviation(path: Path) -> str:
     try:
         graph = _build_branches(content, None)
         feeds = [
-            random.normal(size=fixed_shape(port.get_output_partial_shape(0))).astype(np.float32)
+            random.normal(size=choose_fixed_shape(port.get_output_partial_shape(0))).astype(
+                np.float32
+            )
             for port in graph.inputs
         ]
         outputs = [*graph.results, *graph.quantized]
-        values = graph.run(outputs, feeds, low_precision=False)
+        values = graph.run_outputs(outputs, feeds, low_precision=False)
     except (ConversionError, RuntimeError):
         # Without a reference, nothing can be compared.
         logger.info("no reference for %s", path.name, exc_info=True)
@@ -116,7 +120,7 @@ def _build_branches(content: bytes, values: Sequence[Array] | None) -> _Graph:
                 shape = parameter.get_output_partial_shape(0)
                 inputs.append(ops.parameter(shape, np.float32, name=f"x{index}"))
             limits = _MOVED if is_mover else None
-            source = ranges.quantize(inputs[index].output(0), limits)
+            source = ranges.fake_quantize(inputs[index].output(0), limits)
             if kernel is not None:
                 source = kernel(source, values is not None)
             for reader in list(parameter.output(0).get_target_inputs()):
@@ -124,7 +128,7 @@ def _build_branches(content: bytes, values: Sequence[Array] | None) -> _Graph:
         for result in case.get_results():
             output = result.input(0).get_source_output()
             output.get_node().validate_and_infer_types()
-            stored = output if is_mover and kernel is None else ranges.quantize(output)
+            stored = output if is_mover and kernel is None else ranges.fake_quantize(output)
             last = _add_conv_relu if _rank_or_zero(stored) in _IMAGE_RANKS else _add_product
             results.append(last(stored, values is not None))
     return _Graph(inputs, results, ranges.tensors)
@@ -187,14 +191,14 @@ def _compare_results(quantized: _Graph, feeds: list[Array], expected: list[Array
     """Return a deviation of the results of quantized tensors, empty if none."""
     results = quantized.results
     try:
-        actual = quantized.run(results, feeds, low_precision=True)
+        actual = quantized.run_outputs(results, feeds, low_precision=True)
     except ConversionError:
         logger.info("not compiled or run", exc_info=True)
         return "does not compile it, or compiles it to another shape"
     if is_close(expected, actual):
         return ""
     try:
-        plain = quantized.run(results, feeds, low_precision=False)
+        plain = quantized.run_outputs(results, feeds, low_precision=False)
     except ConversionError:
         logger.info("no run without transformations", exc_info=True)
         return ""

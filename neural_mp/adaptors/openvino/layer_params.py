@@ -9,39 +9,43 @@ from functools import partial
 import numpy as np
 
 from neural_mp.adaptors.common.optional import StoredLayer
-from neural_mp.adaptors.common.quant_params import IntegerWeight, find_saturating_layers, wide_kinds
+from neural_mp.adaptors.common.quant_params import (
+    IntegerWeight,
+    find_saturating_layers,
+    kinds_beyond_7_bits,
+)
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
 from neural_mp.adaptors.openvino.fusion import (
     GraphStructure,
+    get_kernel_kind,
+    graph_structure,
     has_weight,
     is_product,
-    kernel_of,
     moves_values,
-    structure,
 )
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
-    constants_read,
+    find_only_reader,
+    get_constant_array,
+    get_tensor_name,
+    get_weight_output,
     give_name,
     is_constant,
     is_float,
+    iterate_read_constants,
     name_of,
-    only_reader,
     rank_of,
     redirect_inputs,
-    tensor_of,
-    weight_of,
 )
-from neural_mp.adaptors.openvino.graph.integer_weights import ALONE, is_table, matrix_of
+from neural_mp.adaptors.openvino.graph.integer_weights import ALONE, is_table, make_weight_matrix
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
+from neural_mp.adaptors.openvino.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 from neural_mp.util.pytree import Array
 
 
-def layer_params(model: OpenVinoModel) -> dict[str, LayerParams]:
+def collect_layer_params(model: OpenVinoModel) -> dict[str, LayerParams]:
     """Return op → its constants."""
     return _params_by_layer(model.structure)
 
@@ -54,27 +58,27 @@ def _params_by_layer(graph: GraphStructure) -> dict[str, LayerParams]:
 def _build_layer_params(graph: GraphStructure, name: str, node: ov.Node) -> LayerParams | None:
     axes = rank_of(node.output(0)) or 0
     if _scales_channels(node):
-        addition = _following_addition(graph, name)
+        addition = _find_following_addition(graph, name)
         result = name if addition is None else name_of(addition)
-        return LayerParams(result, lambda: _constant_operand(node).reshape(-1))
+        return LayerParams(result, lambda: _read_constant_operand(node).reshape(-1))
     group = graph.fusion_groups.get(name)
     if group is None or not has_weight(node) or has_role(node, Role.TRANSPOSED):
         return None
     result = name if group.bias is None else group.bias.ops[-1]
-    weight = partial(_weight_array, node)
+    weight = partial(_read_weight_array, node)
     if has_role(node, Role.PRODUCT):
         transposed = bool(node.get_attributes()["transpose_b"])
-        if node.get_attributes()["transpose_a"] or rank_of(weight_of(node)) != 2:
+        if node.get_attributes()["transpose_a"] or rank_of(get_weight_output(node)) != 2:
             return None
         outputs, inputs = (0, 1) if transposed else (1, 0)
         return LayerParams(result, weight, outputs, inputs)
-    groups = int(weight_of(node).get_shape()[0]) if row_of(node).is_grouped else 1
+    groups = int(get_weight_output(node).get_shape()[0]) if get_op_row(node).is_grouped else 1
     return LayerParams(
-        result, weight, 0, 1, groups, 1 - axes, pooled=True, window=_conv_window(node)
+        result, weight, 0, 1, groups, 1 - axes, pooled=True, window=_read_conv_window(node)
     )
 
 
-def _conv_window(node: ov.Node) -> Window:
+def _read_conv_window(node: ov.Node) -> Window:
     attributes = node.get_attributes()
     strides, dilations = tuple(attributes["strides"]), tuple(attributes["dilations"])
     if str(attributes["auto_pad"]) in ("same_upper", "same_lower"):
@@ -87,7 +91,7 @@ def _scales_channels(node: ov.Node) -> bool:
     """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
     if not has_role(node, Role.SCALING):
         return False
-    arrays = map(array_of, node.input_values())
+    arrays = map(get_constant_array, node.input_values())
     constants = [array for array in arrays if array is not None]
     if len(constants) != 1 or rank_of(node.output(0)) is None or not is_float(node.output(0)):
         return False
@@ -95,32 +99,34 @@ def _scales_channels(node: ov.Node) -> bool:
     return bool(scales.ndim and scales.size == scales.shape[-1] > 1)
 
 
-def _following_addition(graph: GraphStructure, name: str) -> ov.Node | None:
+def _find_following_addition(graph: GraphStructure, name: str) -> ov.Node | None:
     """Return the op that adds a constant to an op's only read result; None if there is none."""
-    node = only_reader(graph.nodes[name].output(0))
+    node = find_only_reader(graph.nodes[name].output(0))
     if node is None or not has_role(node, Role.SUM) or name_of(node) not in graph.nodes:
         return None
     return node if any(map(is_constant, node.input_values())) else None
 
 
-def _constant_operand(node: ov.Node) -> Array:
-    return np.asarray(array_of(node.input_value(_constant_position(node))), np.float32)
+def _read_constant_operand(node: ov.Node) -> Array:
+    return np.asarray(
+        get_constant_array(node.input_value(_find_constant_position(node))), np.float32
+    )
 
 
-def _constant_position(node: ov.Node) -> int:
+def _find_constant_position(node: ov.Node) -> int:
     return next(i for i in range(node.get_input_size()) if is_constant(node.input_value(i)))
 
 
-def _weight_array(node: ov.Node) -> Array:
+def _read_weight_array(node: ov.Node) -> Array:
     """Return the weight of a layer; [groups · outputs, inputs, …] for grouped convolutions."""
-    array = np.asarray(array_of(weight_of(node)), np.float32)
-    return array.reshape(-1, *array.shape[2:]) if row_of(node).is_grouped else array
+    array = np.asarray(get_constant_array(get_weight_output(node)), np.float32)
+    return array.reshape(-1, *array.shape[2:]) if get_op_row(node).is_grouped else array
 
 
 def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    graph = structure(program, model.rejected)
+    graph = graph_structure(program, model.rejected_ops)
     layers = _params_by_layer(graph)
     for name, change in changes.items():
         _rescale_layer(graph, name, layers[name], change)
@@ -132,26 +138,28 @@ def _rescale_layer(
     graph: GraphStructure, name: str, layer: LayerParams, change: LayerRescale
 ) -> None:
     node = graph.nodes[name]
-    index = _constant_position(node) if _scales_channels(node) else row_of(node).weight
+    index = _find_constant_position(node) if _scales_channels(node) else get_op_row(node).weight
     shape = list(node.input_value(index).get_shape())
-    weight = change.weight(layer)
+    weight = change.rescale_weight(layer)
     _replace_constant(node, index, weight.reshape(shape), f"{name}/corrected/weight")
     channels = weight.shape[layer.outputs]
     if layer.result == name:
         if change.shift is not None:
             readers = list(node.output(0).get_target_inputs())
-            added = ops.add(node, ops.constant(_reshape_bias(change.bias(None, channels), node)))
+            added = ops.add(
+                node, ops.constant(_reshape_bias(change.rescale_bias(None, channels), node))
+            )
             redirect_inputs(readers, give_name(f"{name}/corrected/bias", added))
         return
     addition = graph.nodes[layer.result]
-    summand = np.broadcast_to(_constant_operand(addition).reshape(-1), channels)
-    bias = _reshape_bias(change.bias(summand, channels), node)
-    _replace_constant(addition, _constant_position(addition), bias, f"{name}/corrected/bias")
+    summand = np.broadcast_to(_read_constant_operand(addition).reshape(-1), channels)
+    bias = _reshape_bias(change.rescale_bias(summand, channels), node)
+    _replace_constant(addition, _find_constant_position(addition), bias, f"{name}/corrected/bias")
 
 
 def _reshape_bias(bias: Array, node: ov.Node) -> Array:
     shape = [1] * (rank_of(node.output(0)) or 1)
-    shape[row_of(node).channels] = -1
+    shape[get_op_row(node).channels] = -1
     return np.asarray(bias.reshape(shape), np.float32)
 
 
@@ -160,12 +168,13 @@ def _replace_constant(node: ov.Node, position: int, values: Array, name: str) ->
     redirect_inputs([node.input(position)], constant)
 
 
-def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
+def collect_stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
     """Return op → its weight and the tensor that it reads."""
     structure = model.structure
     return {
         name: StoredLayer(
-            partial(matrix_of, node), None if is_table(node) else tensor_of(node.input_value(0))
+            partial(make_weight_matrix, node),
+            None if is_table(node) else get_tensor_name(node.input_value(0)),
         )
         for name, node in structure.nodes.items()
         if is_table(node) or (name in structure.fusion_groups and has_role(node, Role.PRODUCT))
@@ -176,17 +185,19 @@ def stored_layers(model: OpenVinoModel) -> dict[str, StoredLayer]:
 REDUCED = "/reduced"
 
 
-def _integer_weights(program: ov.Model) -> Iterator[IntegerWeight[ov.Node]]:
+def _iterate_integer_weights(program: ov.Model) -> Iterator[IntegerWeight[ov.Node]]:
     """Yield the int8 weights of layers, except those stored alone.
 
     The plugin multiplies the latter in a kernel that adds up without saturation, even if the input
     is quantized for other readers.
     """
     for node in program.get_ordered_ops():
-        if row_of(node).kernel is None:
+        if get_op_row(node).kernel is None:
             continue
         constants = {
-            name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8
+            name_of(c): c
+            for c in iterate_read_constants(node)
+            if c.get_element_type() == ov.Type.i8
         }
         if any(f"{ALONE}/" in name for name in constants):
             continue
@@ -194,16 +205,16 @@ def _integer_weights(program: ov.Model) -> Iterator[IntegerWeight[ov.Node]]:
         if has_role(node, Role.SEQUENCE) and integers:  # its weights have the same scales
             integers = [np.concatenate([array.ravel() for array in integers])] * len(constants)
         for constant, array in zip(constants.values(), integers, strict=True):
-            yield IntegerWeight(constant, kernel_of(node), array)
+            yield IntegerWeight(constant, get_kernel_kind(node), array)
 
 
 def full_range_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a weight beyond ±63."""
-    products = {KernelKind.DENSE} if any(_quantized_factors(model.runs)) else set()
-    return wide_kinds(_integer_weights(model.runs)) | products
+    products = {KernelKind.DENSE} if any(_iterate_quantized_factors(model.active_graph)) else set()
+    return kinds_beyond_7_bits(_iterate_integer_weights(model.active_graph)) | products
 
 
-def _quantized_factors(program: ov.Model) -> Iterator[ov.Node]:
+def _iterate_quantized_factors(program: ov.Model) -> Iterator[ov.Node]:
     """Yield the FakeQuantize of the second factor of every INT8 product of computed matrices."""
     for node in program.get_ordered_ops():
         if not is_product(node):
@@ -221,15 +232,15 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     Integers are halved and scales doubled, which costs one bit of the weights. Second factors of
     products of computed matrices lose a bit as well, and the plugin computes these in float.
     """
-    program = model.runs.clone()
+    program = model.active_graph.clone()
     limit = WEIGHT_LIMITS[REDUCED_RANGE]
-    for constant in find_saturating_layers(_integer_weights(program)):
+    for constant in find_saturating_layers(_iterate_integer_weights(program)):
         halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
         smaller = give_name(f"{name_of(constant)}{REDUCED}", ops.constant(halved.astype(np.int8)))
         for reader in list(constant.output(0).get_target_inputs()):
             reader.replace_source_output(smaller.output(0))
             _double_scales(reader.get_node())
-    for factor in {name_of(node): node for node in _quantized_factors(program)}.values():
+    for factor in {name_of(node): node for node in _iterate_quantized_factors(program)}.values():
         _halve_levels(factor)
     program.validate_nodes_and_infer_types()
     original = None if model.given is None else program
@@ -238,7 +249,7 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
 
 def _halve_levels(factor: ov.Node) -> None:
     """Round a tensor to every second level, for which the plugin has no integer kernels."""
-    low, high = (np.asarray(array_of(factor.input_value(index))) for index in (1, 2))
+    low, high = (np.asarray(get_constant_array(factor.input_value(index))) for index in (1, 2))
     high = high - (high - low) / STEPS
     half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (STEPS + 1) // 2)
     readers = list(factor.output(0).get_target_inputs())
@@ -250,7 +261,7 @@ def _double_scales(convert: ov.Node) -> None:
     for reader in list(convert.output(0).get_target_inputs()):
         node, index = reader.get_node(), 1 - reader.get_index()
         is_scaling = has_role(node, Role.SCALING)
-        scales = array_of(node.input_value(index)) if is_scaling else None
+        scales = get_constant_array(node.input_value(index)) if is_scaling else None
         if scales is not None:
             doubled = ops.constant(scales * np.float32(2))
             node.input(index).replace_source_output(doubled.output(0))

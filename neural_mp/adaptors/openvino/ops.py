@@ -190,14 +190,14 @@ OPS: Mapping[str, OpRow] = {
 _EMPTY = OpRow()
 
 
-def row_of(node: ov.Node) -> OpRow:
+def get_op_row(node: ov.Node) -> OpRow:
     """Return the row of a node's type; an empty row for other types."""
     return OPS.get(node.get_type_name(), _EMPTY)
 
 
 def has_role(node: ov.Node, role: Role) -> bool:
     """Whether a node's type has a role, or any of several."""
-    return bool(row_of(node).role & role)
+    return bool(get_op_row(node).role & role)
 
 
 def types_by_kind() -> dict[str, tuple[str, ...]]:

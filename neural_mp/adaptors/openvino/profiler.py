@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from neural_mp.adaptors.openvino.convert import QUANTIZED, SCALED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
-from neural_mp.adaptors.openvino.graph.edit import SIXTEEN_BITS, name_of, only_reader
+from neural_mp.adaptors.openvino.graph.edit import SIXTEEN_BITS, find_only_reader, name_of
 from neural_mp.adaptors.openvino.graph.integer_weights import STORED
 from neural_mp.adaptors.openvino.layer_params import REDUCED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
@@ -21,7 +21,7 @@ from neural_mp.adaptors.openvino.ops import (
     has_role,
 )
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
-from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
+from neural_mp.core.kernel_trace import OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 
 #: Element types of kernels → precision.
@@ -41,24 +41,24 @@ def time_ops(model: OpenVinoModel, inputs: object, runs: int) -> dict[str, list[
     A kernel of moving and other ops counts towards the first of the others, such as attention.
     Layout changes and conversions that the plugin inserts have entries of their own (`Reorder`).
     """
-    feeds = model.feeds(model.signature.bind(inputs))
+    feeds = model.order_feeds(model.signature.bind_inputs(inputs))
     runner = Runner(model.program, profiled=True)
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     averages = []
     for _ in range(runs):
         runner(feeds)
         averages.append(runner.microseconds())
-    for kernel, means in zip(runner.kernels(), zip(*averages, strict=True), strict=True):
+    for kernel, means in zip(runner.executed_kernels(), zip(*averages, strict=True), strict=True):
         if any(means):
-            op = _computing_op(model, kernel)
+            op = _find_computing_op(model, kernel)
             op = kernel.type if op is None else model.structure.layer_of.get(op, op)
             durations = seconds.setdefault(op, [0.0] * runs)
-            for run, microseconds in enumerate(single_runs(means)):
+            for run, microseconds in enumerate(separate_single_runs(means)):
                 durations[run] += microseconds / 1e6
     return seconds
 
 
-def single_runs(averages: Sequence[float]) -> list[float]:
+def separate_single_runs(averages: Sequence[float]) -> list[float]:
     """Return the microseconds of every run from the averages over all runs so far.
 
     The plugin rounds averages down to whole microseconds, so the sum of n runs is known up to n.
@@ -71,39 +71,39 @@ def single_runs(averages: Sequence[float]) -> list[float]:
     return [max(0.0, current - previous) for previous, current in pairwise([0.0, *sums])]
 
 
-def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
+def trace_kernels(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → its kernels in one run; see `Adaptor.trace_kernels`.
 
     An integer kernel is that of its layer: the ops fused into the kernel compute in float. The
     plugin gives some kernels the name of their last op only, e.g. that of the bias of a product:
     such a kernel is that of the layer, too.
     """
-    feeds = model.feeds(model.signature.bind(inputs))
+    feeds = model.order_feeds(model.signature.bind_inputs(inputs))
     runner = Runner(model.program, profiled=True)
     runner(feeds)
     traces: dict[str, list[TracedKernel]] = {}
     products: set[str] = set()
     in_registers: dict[str, bool] = {}
-    for kernel in runner.kernels():
+    for kernel in runner.executed_kernels():
         if kernel.microseconds is None or kernel.type in CONVERSION_KERNELS:
             continue
         # Scaling of the inputs is not the product itself.
         own = tuple(name for name in kernel.ops if not name.endswith(SCALED))
-        ran = list(dict.fromkeys(_ops_of(model, replace(kernel, ops=own))))
+        ran = list(dict.fromkeys(_iterate_kernel_ops(model, replace(kernel, ops=own))))
         if _is_integer_kernel(kernel) and ran:
             joining = next((op for op in ran if op in model.structure.fusion_groups), ran[0])
             ran = [_layer_of_kernel(model, ran) if kernel.type in LAYER_KERNELS else joining]
         for op in ran:
             values = model.structure.nodes[op].input_values()[:1]
             quantized = all(value.get_element_type() not in _OWN_BYTES for value in values)
-            traces.setdefault(op, []).append(_traced_kernel(kernel, quantized=quantized))
+            traces.setdefault(op, []).append(_parse_traced_kernel(kernel, quantized=quantized))
             is_elementwise = kernel.type in ELEMENTWISE_KERNELS and not has_role(
                 model.structure.nodes[op], Role.LAYER
             )
             in_registers[op] = in_registers.get(op, True) and is_elementwise
         products.update(ran if kernel.type in PRODUCT_KERNELS else ())
     for op, node in reversed(list(model.structure.nodes.items())):
-        reader = only_reader(node.output(0))
+        reader = find_only_reader(node.output(0))
         layer = "" if reader is None else name_of(reader)
         if op not in traces and layer in products and has_role(node, Role.PRODUCT):
             traces[op] = traces[layer]
@@ -114,7 +114,7 @@ def trace(model: OpenVinoModel, inputs: object) -> dict[str, OpTrace]:
         for op, node in model.structure.nodes.items()
     }
     return {
-        model.ops.get(op, op): op_trace(kernels, written.get(op), in_registers.get(op, False))
+        model.ops.get(op, op): build_op_trace(kernels, written.get(op), in_registers.get(op, False))
         for op, kernels in traces.items()
     }
 
@@ -136,7 +136,7 @@ def _layer_of_kernel(model: OpenVinoModel, ran: list[str]) -> str:
     return layers[0] if layers else ran[0]
 
 
-def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
+def _iterate_kernel_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
     """Yield the ops of the unconverted graph that a kernel runs.
 
     The plugin renames some INT8 products; the name of the weight then identifies the op.
@@ -150,14 +150,14 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
             yield op
 
 
-def _computing_op(model: OpenVinoModel, kernel: Kernel) -> str | None:
+def _find_computing_op(model: OpenVinoModel, kernel: Kernel) -> str | None:
     """Return the first op of a kernel that does not only move values, else the first; or None."""
-    ops = list(_ops_of(model, kernel))
+    ops = list(_iterate_kernel_ops(model, kernel))
     computing = (op for op in ops if not has_role(model.structure.nodes[op], Role.MOVING))
     return next(computing, ops[0] if ops else None)
 
 
-def _traced_kernel(kernel: Kernel, *, quantized: bool) -> TracedKernel:
+def _parse_traced_kernel(kernel: Kernel, *, quantized: bool) -> TracedKernel:
     if kernel.precision in _BYTES and not quantized:
         return TracedKernel(kernel.primitive)
     if kernel.precision not in _BYTES:

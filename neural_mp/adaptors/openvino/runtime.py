@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from neural_mp.adaptors.common.threads import allowed_threads
-from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS, row_of
+from neural_mp.adaptors.common.threads import get_allowed_threads
+from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS, get_op_row
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
 
@@ -66,7 +66,7 @@ _MAX_SHAPES = 4096
 
 
 @lru_cache(maxsize=1)
-def core() -> ov.Core:
+def get_core() -> ov.Core:
     """Return the process-wide `openvino.Core`."""
     return ov.Core()
 
@@ -81,10 +81,10 @@ def to_bytes(model: ov.Model) -> tuple[bytes, bytes]:
 
 def from_bytes(text: bytes, weights: bytes) -> ov.Model:
     """Return the `openvino.Model` of `to_bytes`."""
-    return core().read_model(text, weights)
+    return get_core().read_model(text, weights)
 
 
-def precision_hint(model: ov.Model) -> str:
+def choose_precision_hint(model: ov.Model) -> str:
     """Return the precision that the float ops of an `openvino.Model` are compiled for.
 
     The default of a CPU with BF16 is bf16, which would run FP32 ops in 16 bits.
@@ -129,7 +129,7 @@ class Kernel:
         return self.type in INTEGER_KERNELS | MOVING_KERNELS
 
 
-def dtype_of(kind: ov.Type) -> np.dtype[Any]:
+def get_numpy_dtype(kind: ov.Type) -> np.dtype[Any]:
     """Return the numpy dtype of an element type, object for strings."""
     if kind == ov.Type.bf16:
         return np.dtype(ml_dtypes.bfloat16)
@@ -184,19 +184,19 @@ class Runner:
         streams: int | None = None,
         low_precision: bool = True,
     ) -> None:
-        settings = {**_SETTINGS, "INFERENCE_PRECISION_HINT": precision_hint(model)}
+        settings = {**_SETTINGS, "INFERENCE_PRECISION_HINT": choose_precision_hint(model)}
         if not low_precision:
             settings |= {**_FLOAT_KERNELS, **_SEPARATE_KERNELS}
         if streams is not None:
             settings |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams}
-        threads = allowed_threads()
+        threads = get_allowed_threads()
         if threads is not None:
             settings["INFERENCE_NUM_THREADS"] = threads
         if profiled:
             settings["PERF_COUNT"] = True
         self._has_state = bool(model.get_sinks())
         # Models with a state may end the process if one plugin compiled several (OpenVINO 2026.4).
-        plugin = ov.Core() if self._has_state else core()
+        plugin = ov.Core() if self._has_state else get_core()
         try:
             self._compiled = plugin.compile_model(model, CPU, settings)
             if self._merges_int8_products():
@@ -308,7 +308,7 @@ class Runner:
         generated = (node for node in nodes if weights and _info(node, "layerType") == "Subgraph")
         return any(weights & {*_parse_kernel(node).constants} for node in generated)
 
-    def kernels(self) -> list[Kernel]:
+    def executed_kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
         return [
             _parse_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()
@@ -398,10 +398,10 @@ class ShapedRunner:
         """
         with self._lock:
             as_example = tuple(value.shape for value in feeds) == self._example
-            runner = self._for_example() if as_example else self._for_all()
+            runner = self._compile_for_example() if as_example else self._compile_for_all()
         return runner(feeds)
 
-    def _for_example(self) -> Runner:
+    def _compile_for_example(self) -> Runner:
         if self._fixed is None or not self._fixed.is_usable:
             try:
                 model = self._model.clone()
@@ -411,10 +411,10 @@ class ShapedRunner:
                 # A graph may hold sizes of its own; errors of the user's call come from the
                 # dynamic form.
                 logger.debug("not compiled for %s", self._example, exc_info=True)
-                self._fixed = self._for_all()
+                self._fixed = self._compile_for_all()
         return self._fixed
 
-    def _for_all(self) -> Runner:
+    def _compile_for_all(self) -> Runner:
         if self._dynamic is None or not self._dynamic.is_usable:
             self._dynamic = Runner(self._model, streams=self._streams)
         return self._dynamic
@@ -431,4 +431,4 @@ def _may_be_fixed(model: ov.Model, rounds: bool) -> bool:
         return False
     types = {port.get_element_type() for node in nodes for port in node.outputs()}
     has_casts = rounds and any(dtype == ov.Type.bf16 for dtype in types)
-    return not has_casts and not any(row_of(node).dynamic_only for node in nodes)
+    return not has_casts and not any(get_op_row(node).dynamic_only for node in nodes)

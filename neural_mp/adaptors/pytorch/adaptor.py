@@ -21,10 +21,10 @@ from neural_mp.adaptors.pytorch.capture import module_capture
 from neural_mp.adaptors.pytorch.capture.canonicalize import build_graph
 from neural_mp.adaptors.pytorch.convert import convert_graphs
 from neural_mp.adaptors.pytorch.converted_module import (
-    as_module,
     compile_parts,
     enable_compiler,
     explain_missing_compiler,
+    wrap_as_module,
 )
 from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
 from neural_mp.adaptors.pytorch.files import (
@@ -36,7 +36,7 @@ from neural_mp.adaptors.pytorch.files import (
     transfer,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import resize_batch
-from neural_mp.adaptors.pytorch.graph.model import TorchModel, fingerprint
+from neural_mp.adaptors.pytorch.graph.model import TorchModel, model_fingerprint
 from neural_mp.adaptors.pytorch.graph.op_types import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.pytorch.kernels import float_kernels
@@ -52,19 +52,25 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     packages = ("torch",)
     op_kinds = TYPES
     replaceable_files = layer_storage.TOKENIZER_FILES
-    layer_timing = optional.LayerTiming(profiler.layer_shapes, profiler.layer_run)
+    layer_timing = optional.LayerTiming(profiler.list_layer_shapes, profiler.make_layer_run)
     op_outputs = optional.OpOutputs(
-        observe.observable_ops, observe.op_outputs, observe.find_non_finite
+        observe.build_observable_graph, observe.make_op_outputs, observe.find_non_finite
     )
     corrections = optional.Corrections(
-        layer_weights.layer_params, layer_weights.with_layer_params, values=observe.values
+        layer_weights.collect_layer_params,
+        layer_weights.with_layer_params,
+        values=observe.observe_values,
     )
-    gradients = optional.Gradients(layer_weights.weights, layer_weights.weight_gradients)
+    gradients = optional.Gradients(
+        layer_weights.constant_weights, layer_weights.compute_weight_gradients
+    )
     grouped_weights = optional.GroupedWeights(
-        layer_weights.weights,
-        decoder_blocks.input_moments,
+        layer_weights.constant_weights,
+        decoder_blocks.collect_input_moments,
         decoder_blocks.with_weights,
-        blocks=optional.Blocks(decoder_blocks.block_moments, learned_blocks.learned_weights),
+        blocks=optional.Blocks(
+            decoder_blocks.iterate_block_moments, learned_blocks.iterate_learned_weights
+        ),
     )
     portability = optional.Portability(convert.full_range_kernels, convert.with_reduced_weights)
     checkpoints = optional.Checkpoints(checkpoints.export_checkpoint, checkpoints.read_checkpoint)
@@ -72,17 +78,19 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         compile_parts, COMPILED_RUNTIME, explain_missing_compiler, enable_compiler
     )
     single_file = optional.SingleFile((".pt2",), storage.save_file)
-    transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
+    transfer = optional.Transfer(
+        "onnx", transfer.model_boundary, transfer.write_onnx, transfer.to_tensor
+    )
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     op_types = staticmethod(every_op_type)
     observe_tensors = staticmethod(observe.observe_tensors)
     convert_graph = staticmethod(convert_graphs)
-    fingerprint = staticmethod(fingerprint)
+    fingerprint = staticmethod(model_fingerprint)
     time_ops = staticmethod(profiler.time_ops)
-    trace_kernels = staticmethod(profiler.trace)
-    hessian_traces = staticmethod(layer_weights.hessian_traces)
+    trace_kernels = staticmethod(profiler.trace_kernels)
+    hessian_traces = staticmethod(layer_weights.estimate_hessian_traces)
     export_onnx = staticmethod(onnx_export.export_onnx)
     dump_graph = staticmethod(storage.dump_graph)
     record_calls = staticmethod(module_capture.record_calls)
@@ -93,20 +101,20 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         """Training of torch modules, whose code is imported on first use."""
         from neural_mp.adaptors.pytorch.training.gradients import (
             apply_plan,
-            devices,
+            list_devices,
             open_trainable,
         )
         from neural_mp.adaptors.pytorch.training.numerics_trace import trace_numerics
 
-        return optional.Training(open_trainable, apply_plan, trace_numerics, devices)
+        return optional.Training(open_trainable, apply_plan, trace_numerics, list_devices)
 
     @cached_property
     def simulation(self) -> Simulation[TorchModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
-        from neural_mp.adaptors.pytorch.training.simulation import finished, simulated
-        from neural_mp.adaptors.pytorch.training.trainer import Trainer, chosen_loss
+        from neural_mp.adaptors.pytorch.training.simulation import finish_simulation, simulate_model
+        from neural_mp.adaptors.pytorch.training.trainer import Trainer, choose_loss_function
 
-        return Simulation(simulated, Trainer, finished, chosen_loss)
+        return Simulation(simulate_model, Trainer, finish_simulation, choose_loss_function)
 
     def load(
         self,
@@ -118,9 +126,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module or load an exported program; `inputs` may hold example tensors."""
-        spec = InputSpec.read(inputs, None, example).without_shapes("PyTorch")
+        spec = InputSpec.from_arguments(inputs, None, example).without_shapes("PyTorch")
         with torch.no_grad():
-            model = loading.load(source, spec, capture)
+            model = loading.load_model(source, spec, capture)
         if outputs is None:
             return model
         ignored = "outputs is not used for PyTorch: a module returns what its forward returns"
@@ -133,15 +141,15 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     def restore(self, folder: Path) -> TorchModel:
         """Return a model written by `save`."""
         in_layers = (folder / layer_storage.LAYERS_FILE).is_file()
-        return (layer_storage if in_layers else storage).restore(folder)
+        return (layer_storage if in_layers else storage).restore_model(folder)
 
     def kernels(self, model: TorchModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels of each op; for 16 bits, each distinct call is run once."""
-        return capabilities.kernels(model, hardware, self.int8_accumulation(hardware))
+        return capabilities.find_kernels(model, hardware, self.int8_accumulation(hardware))
 
     def predict(self, model: TorchModel, inputs: object) -> Any:
         """Return the outputs: arrays if the inputs are arrays, else tensors."""
-        return model.once(_build_direct_calls)(inputs)
+        return model.cached_result(_build_direct_calls)(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """Return the captured example: a tuple if any input is positional, else a dict."""
@@ -152,14 +160,14 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         self, model: TorchModel, inputs: object, tensors: Collection[str]
     ) -> dict[str, float]:
         """Return the sizes known from the capture, or those of a run if they depend on values."""
-        counts = observe.inferred_counts(model, inputs, tensors)
+        counts = observe.infer_element_counts(model, inputs, tensors)
         return super().element_counts(model, inputs, tensors) if counts is None else counts
 
     def native(self, model: TorchModel) -> Any:
         """Return the user's own module for an untouched model, else one of the captured graph."""
         if model.compiles:
-            return model.once(compile_parts)
-        return model.original if model.original is not None else model.once(as_module)
+            return model.cached_result(compile_parts)
+        return model.original if model.original is not None else model.cached_result(wrap_as_module)
 
     def weight_bytes(self, model: TorchModel) -> int:
         """Return the bytes of parameters and buffers in the portable form."""
@@ -178,4 +186,4 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
 
 def _build_direct_calls(model: TorchModel) -> DirectCalls:
-    return DirectCalls(model, model.once(compile_parts) if model.compiles else None)
+    return DirectCalls(model, model.cached_result(compile_parts) if model.compiles else None)

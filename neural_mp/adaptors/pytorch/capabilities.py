@@ -15,21 +15,21 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES, fitting_specs
+from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES, list_fitting_specs
 from neural_mp.adaptors.pytorch.files.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.casts import DTYPES, STATISTICS, cast_saturating
-from neural_mp.adaptors.pytorch.graph.fusion import fused_layers
+from neural_mp.adaptors.pytorch.graph.fusion import map_fused_layers
 from neural_mp.adaptors.pytorch.graph.kernel_ops import OUTPUT_BLOCK
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.recurrent import (
     RECURRENT_INT8,
     RECURRENT_TYPES,
-    recurrent_obstacle,
+    find_recurrent_obstacle,
 )
-from neural_mp.adaptors.pytorch.kernels.float_kernels import ONEDNN, packable_ops
-from neural_mp.adaptors.pytorch.versions import integer_convolution
+from neural_mp.adaptors.pytorch.kernels.float_kernels import ONEDNN, find_packable_ops
+from neural_mp.adaptors.pytorch.versions import find_integer_convolution
 from neural_mp.core.enums import CalibrationAlgorithm, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
@@ -39,7 +39,7 @@ from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 logger = logging.getLogger(__name__)
 
 _KERNELS = {
-    **{layer: integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
+    **{layer: find_integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
     layers.LINEAR: "onednn::qlinear_pointwise",
 }
 #: Bits of weights in groups, those with a kernel first.
@@ -49,7 +49,7 @@ _MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "its values exceed the range of 16 bits, e.g. in a mask"
 
 
-def kernels(
+def find_kernels(
     model: TorchModel, hardware: Hardware, accumulation: KernelAccumulation
 ) -> dict[str, OpKernels]:
     """Return op → its kernels, or the reason for a missing kernel."""
@@ -57,10 +57,10 @@ def kernels(
     missing = missing_in_16_bits(model, available)
     result = {}
     for part in model.parts.values():
-        fused, packable = fused_layers(part.portable), packable_ops(part.portable)
-        for name, node in fx.op_nodes(part.portable).items():
-            obstacle = _int8_obstacle(part.portable, node, name in fused)
-            int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
+        fused, packable = map_fused_layers(part.portable), find_packable_ops(part.portable)
+        for name, node in fx.map_op_nodes(part.portable).items():
+            obstacle = _find_int8_obstacle(part.portable, node, name in fused)
+            int8 = obstacle or _find_integer_kernel(part.portable, node, accumulation)
             own = (ONEDNN,) if name in packable else ()
             result[name] = OpKernels(int8, missing.get(name, {}), fp32=own)
     return result
@@ -76,7 +76,7 @@ def missing_in_16_bits(
     for part in model.parts.values() if precisions else ():
         with torch.no_grad():
             run = _TriedIn16Bits(part.portable, precisions, refusals)
-            run.run(*part.example.leaves(), enable_io_processing=False)
+            run.run(*part.example.flatten_leaves(), enable_io_processing=False)
         missing.update(run.missing)
     return missing
 
@@ -104,11 +104,11 @@ class _TriedIn16Bits(Interpreter):
             self.missing[n.meta[fx.OP_NAME]] = {
                 precision: why
                 for precision in self.precisions
-                if (why := self._node_refusal(n, result, precision))
+                if (why := self._find_node_refusal(n, result, precision))
             }
         return result
 
-    def _node_refusal(self, node: Node, result: object, precision: Precision) -> str:
+    def _find_node_refusal(self, node: Node, result: object, precision: Precision) -> str:
         if not any(map(fx.is_float, pytree.tree_leaves(result))):
             return reasons.NO_FLOATS
         computed = [self.env[source] for source in node.all_input_nodes if source.op != "get_attr"]
@@ -140,15 +140,15 @@ def _call_refusal(
 ) -> str:
     """Return the reason why a call does not run in a dtype; empty if it runs."""
 
-    def narrow_leaf(leaf: object) -> Any:
+    def narrow_float_leaf(leaf: object) -> Any:
         return cast_saturating(leaf, dtype) if fx.is_float(leaf) else leaf
 
     # Statistics are read and returned in float32.
     statistics = target in STATISTICS
     wide_args = args[1:] if statistics else ()
-    low_args = pytree.tree_map(narrow_leaf, args[: len(args) - len(wide_args)])
+    low_args = pytree.tree_map(narrow_float_leaf, args[: len(args) - len(wide_args)])
     try:
-        result = target(*low_args, *wide_args, **pytree.tree_map(narrow_leaf, kwargs))
+        result = target(*low_args, *wide_args, **pytree.tree_map(narrow_float_leaf, kwargs))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
         return f"the runtime rejects the call: {str(error).splitlines()[0]}"
@@ -167,7 +167,7 @@ def _near_the_end(value: object) -> bool:
     return max(-float(ends.min), float(ends.max)) > torch.finfo(torch.bfloat16).max
 
 
-def _integer_kernel(
+def _find_integer_kernel(
     module: GraphModule, node: Node, accumulation: KernelAccumulation
 ) -> IntegerKernel:
     """Return the integer kernel of a layer with its quantization options, fastest first."""
@@ -175,7 +175,7 @@ def _integer_kernel(
         return IntegerKernel(
             weight_quant_spec(Int8Accumulation.EXACT), (CalibrationAlgorithm.DYNAMIC,)
         )
-    own = weight_quant_spec(accumulation[layers.kernel_kind(node)])
+    own = weight_quant_spec(accumulation[layers.get_kernel_kind(node)])
     if node.target in layers.CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied
@@ -189,21 +189,21 @@ def _integer_kernel(
     low_bits = _low_bit_specs(node)
     alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
     if not isinstance(low_bits, str):
-        inputs = fx.arguments(node)["weight"].meta["val"].shape[1]
-        symmetric = fitting_specs(inputs, scheme=Scheme.SYMMETRIC)
+        inputs = fx.get_arguments(node)["weight"].meta["val"].shape[1]
+        symmetric = list_fitting_specs(inputs, scheme=Scheme.SYMMETRIC)
         alternatives += tuple(replace(s, corrections=c) for c in corrections for s in symmetric)
     return IntegerKernel(own, algorithms, weight_only, alternatives, low_bits, corrections)
 
 
 def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
     """Return the quantizations of a dense layer or table in 4 to 2 bits, or why there are none."""
-    outputs, inputs = fx.arguments(node)["weight"].meta["val"].shape
+    outputs, inputs = fx.get_arguments(node)["weight"].meta["val"].shape
     if node.target is layers.LINEAR and outputs % OUTPUT_BLOCK:
         return (
             f"the kernel for weights below 8 bits requires a multiple of {OUTPUT_BLOCK} outputs, "
             f"got {outputs}"
         )
-    return fitting_specs(inputs, _LOW_BITS) or (
+    return list_fitting_specs(inputs, _LOW_BITS) or (
         f"weights below 8 bits require inputs that a group size divides "
         f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
     )
@@ -213,20 +213,20 @@ def _is_tied_embedding(module: GraphModule, node: Node) -> bool:
     """Whether an embedding shares its weight with a layer that multiplies in INT8."""
     if node.target is not layers.EMBEDDING:
         return False
-    source = str(fx.arguments(node)["weight"].target)
+    source = str(fx.get_arguments(node)["weight"].target)
     same = (n for n in module.graph.nodes if n.op == "get_attr" and n.target == source)
     return any(user.target in layers.INTEGER_LAYERS for n in same for user in n.users)
 
 
-def _int8_obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
+def _find_int8_obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Return the reason why an op cannot run in INT8 itself; None if it can."""
-    if fx.op_type(node) in RECURRENT_TYPES:
-        return recurrent_obstacle(module, node)
+    if fx.get_op_type(node) in RECURRENT_TYPES:
+        return find_recurrent_obstacle(module, node)
     if node.target not in layers.WEIGHTED:
         if fused:
             return reasons.FUSED
-        return reasons.AGNOSTIC if layers.quantize_agnostic(node) else _no_kernel(node)
-    weight = fx.constant(module, fx.arguments(node)["weight"])
+        return reasons.AGNOSTIC if layers.quantize_agnostic(node) else _explain_missing_kernel(node)
+    weight = fx.get_constant(module, fx.get_arguments(node)["weight"])
     if weight is None:
         return reasons.COMPUTED_WEIGHT
     if not weight.numel():
@@ -259,14 +259,14 @@ def _pads_beyond_its_window(node: Node) -> bool:
 
     oneDNN leaves some of these outputs unwritten if the zero point is not 0.
     """
-    _, padding, dilation, _ = layers.geometry(node)
+    _, padding, dilation, _ = layers.convolution_geometry(node)
     window = node.args[1].meta["val"].shape[2:]
     return any(
         pad > gap * (size - 1) for pad, gap, size in zip(padding, dilation, window, strict=True)
     )
 
 
-def _no_kernel(node: Node) -> str:
+def _explain_missing_kernel(node: Node) -> str:
     if runs_bodies(node):
         return RUNS_BODIES
     name = str(node.target)

@@ -21,21 +21,25 @@ from neural_mp.adaptors.common.quant_params import (
     IntegerWeight,
     QuantParams,
     find_saturating_layers,
-    wide_kinds,
+    kinds_beyond_7_bits,
 )
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     Quantizer,
-    joined_rows,
-    row_parts,
+    iterate_row_parts,
+    join_row_parts,
 )
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.casts import cast_dtype, insert_casts
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
-from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS, WEIGHTED, kernel_kind
-from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, weights_of
+from neural_mp.adaptors.pytorch.graph.quantizable_ops import (
+    INTEGER_LAYERS,
+    WEIGHTED,
+    get_kernel_kind,
+)
+from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, iterate_layer_weights
 from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import rewrite_graphs
 from neural_mp.core.enums import Approach
@@ -54,26 +58,28 @@ def insert_quantization(
 ) -> None:
     """Insert quantize/dequantize pairs in place.
 
-    `ranges` come from `quantized_ranges`; `grouped` are weights, by op, to store as they are.
+    `ranges` come from `choose_quantized_ranges`; `grouped` are weights by op, to store unchanged.
     """
     plan, flow = resolved.plan, resolved.flow
     nodes = {
-        fx.tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
+        fx.get_tensor_name(n): n
+        for n in module.graph.nodes
+        if n.op in ("placeholder", "call_function")
     }
     for tensor, root in flow.scale_owner.items():
         if tensor in nodes:  # others belong to another part of the model
             _insert_qdq(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
     weights = IntegerWeights(module, grouped)
-    for name, node in fx.op_nodes(module).items():
+    for name, node in fx.map_op_nodes(module).items():
         # A plan may also name ops fused into a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
         if approach is not None and node.target in RECURRENT_INT8:
-            for weight in tuple(weights_of(module, node)):
-                stored = weights.dequantized(node, weight, plan[name].weight)
+            for weight in tuple(iterate_layer_weights(module, node)):
+                stored = weights.insert_dequantize(node, weight, plan[name].weight)
                 node.replace_input_with(weight, stored)
         if approach is None or node.target not in WEIGHTED:
             continue
-        weights.store(node, plan[name].weight)
+        weights.store_weight(node, plan[name].weight)
         if approach is Approach.DYNAMIC:
             _quantize_dynamically(node)
 
@@ -81,7 +87,7 @@ def insert_quantization(
 def _insert_qdq(
     module: GraphModule, node: Node, encoding: QuantParams, flow: QuantizationFlow
 ) -> None:
-    name, graph = fx.tensor_name(node), module.graph
+    name, graph = fx.get_tensor_name(node), module.graph
     scale, zero_point = encoding.scale, encoding.zero_point
     readers = [
         user
@@ -94,7 +100,7 @@ def _insert_qdq(
         anchor = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(anchor):
         quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
-    quantized.meta["val"] = _uint8_placeholder(node.meta["val"])
+    quantized.meta["val"] = _make_uint8_placeholder(node.meta["val"])
     pairs: dict[torch.dtype, Node] = {}
 
     def dequantize_to(dtype: torch.dtype) -> Node:
@@ -118,7 +124,7 @@ def _insert_qdq(
 _IN_UINT8: WeakTensorKeyDictionary[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
 
 
-def _uint8_placeholder(value: torch.Tensor) -> torch.Tensor:
+def _make_uint8_placeholder(value: torch.Tensor) -> torch.Tensor:
     """Return a placeholder of the same shape and strides; one with symbolic sizes takes 2 ms."""
     if value not in _IN_UINT8:
         # It holds no data; a cast would recompute its contiguity.
@@ -137,9 +143,11 @@ class IntegerWeights:
         self.grouped = grouped or {}
         self.stored: dict[tuple[str, object], tuple[str, ...]] = {}
 
-    def store(self, layer: Node, spec: QuantSpec | None) -> None:
+    def store_weight(self, layer: Node, spec: QuantSpec | None) -> None:
         """Replace a layer's weight, float or quantized, by integers."""
-        fx.set_arguments(layer, weight=self.dequantized(layer, fx.arguments(layer)["weight"], spec))
+        fx.set_arguments(
+            layer, weight=self.insert_dequantize(layer, fx.get_arguments(layer)["weight"], spec)
+        )
         grouped = self.grouped.get(str(layer.meta.get(fx.OP_NAME)))
         if grouped is not None and grouped.input_factors is not None:
             self._scale_inputs(layer, grouped.input_factors)
@@ -156,17 +164,17 @@ class IntegerWeights:
         scaled.meta["val"] = value
         layer.replace_input_with(source, scaled)
 
-    def dequantized(self, layer: Node, source: Node, spec: QuantSpec | None) -> Node:
+    def insert_dequantize(self, layer: Node, source: Node, spec: QuantSpec | None) -> Node:
         """Return a dequantize node of a weight, float or quantized, stored as integers."""
         module = self.module
         in_groups = spec is not None and spec.dtype.bits < 8
         grouped = self.grouped.get(str(layer.meta.get(fx.OP_NAME))) if in_groups else None
-        weight = fx.constant(module, source)
+        weight = fx.get_constant(module, source)
         sources = [source] if weight is not None else source.args
         key = str(sources[0].target), spec if in_groups else weight_qmax(spec)
         if key not in self.stored:
             if weight is None:
-                weight = source.target(*(fx.attribute(module, node.target) for node in sources))
+                weight = source.target(*(fx.get_attribute(module, node.target) for node in sources))
             parts = _quantize_weight(weight, spec, grouped)
             self.stored[key] = tuple(
                 str(fx.add_constant(module, f"{layer.name}_weight_{part}", value, layer).target)
@@ -191,9 +199,9 @@ def _quantize_weight(
     """Return the stored parts of a weight by name; of `grouped`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
         if grouped is None:
-            rows = (weight[part].float().numpy() for part in row_parts(weight.shape))
-            grouped = joined_rows(map(Quantizer(spec).nearest, rows))
-        parts = ops.stored_parts(grouped)
+            rows = (weight[part].float().numpy() for part in iterate_row_parts(weight.shape))
+            grouped = join_row_parts(map(Quantizer(spec).round_to_nearest, rows))
+        parts = ops.pack_stored_parts(grouped)
         return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))
@@ -219,7 +227,7 @@ def convert_graphs(
     """Return the model converted according to a plan; see `Adaptor.convert_graph`."""
 
     def write_into(module: GraphModule) -> None:
-        nodes = fx.op_nodes(module).items()
+        nodes = fx.map_op_nodes(module).items()
         quantized = {op for op, config in plan.plan.items() if config.approach is not None}
         integer = {op for op, node in nodes if node.target in WEIGHTED and op in quantized}
         insert_casts(module, plan.flow, model.signature.dtype, integer)
@@ -250,7 +258,9 @@ def _without_converted_weights(model: TorchModel) -> nn.Module | None:
 def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels that have a weight beyond ±63."""
     parts = model.parts.values()
-    return wide_kinds(weight for part in parts for weight in _integer_weights(part.portable))
+    return kinds_beyond_7_bits(
+        weight for part in parts for weight in _iterate_integer_weights(part.portable)
+    )
 
 
 def with_reduced_weights(model: TorchModel) -> TorchModel:
@@ -260,11 +270,11 @@ def with_reduced_weights(model: TorchModel) -> TorchModel:
 
 def _reduce_weights(module: GraphModule) -> None:
     weights = IntegerWeights(module)
-    for layer in find_saturating_layers(_integer_weights(module)):
-        weights.store(layer, REDUCED_WEIGHT)
+    for layer in find_saturating_layers(_iterate_integer_weights(module)):
+        weights.store_weight(layer, REDUCED_WEIGHT)
 
 
-def _integer_weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
+def _iterate_integer_weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
     """Yield weights of layers with quantized inputs; skip weight-only layers."""
     for node in module.graph.nodes:
         if node.target not in INTEGER_LAYERS:
@@ -272,5 +282,5 @@ def _integer_weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
         source, weight = node.args[:2]
         multiplied = is_node(source, ops.dequantize, ops.dequantize_dynamic)
         if multiplied and is_node(weight, ops.dequantize_weight):
-            integers = fx.attribute(module, str(weight.args[0].target))
-            yield IntegerWeight(node, kernel_kind(node), integers.numpy())
+            integers = fx.get_attribute(module, str(weight.args[0].target))
+            yield IntegerWeight(node, get_kernel_kind(node), integers.numpy())

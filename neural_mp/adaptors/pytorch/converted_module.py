@@ -15,13 +15,13 @@ from torch.fx import GraphModule
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import StoredConfig
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
-from neural_mp.adaptors.pytorch.graph.fusion import is_node, only_user
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, input_keywords
+from neural_mp.adaptors.pytorch.graph.fusion import find_only_user, is_node
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import ADD, LINEAR
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
-from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
-from neural_mp.adaptors.pytorch.versions import uncompiled, with_code
+from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
+from neural_mp.adaptors.pytorch.versions import disable_compilation, with_code
 from neural_mp.errors import ConversionError
 from neural_mp.util.labels import without_labels
 
@@ -55,7 +55,7 @@ class ConvertedModule(nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model like the original; drop labels absent at capture."""
-        fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
+        fed = without_labels(kwargs, input_keywords(self.runnable)) if kwargs else {}
         return _run_direct(self._direct, args, fed)
 
     def train(self, mode: bool = True) -> ConvertedModule:
@@ -66,7 +66,7 @@ class ConvertedModule(nn.Module):
     def config(self) -> Any:
         """The configuration of the `transformers` model; None for other modules."""
         if isinstance(self._config, StoredConfig):
-            self._config = self._config.built()
+            self._config = self._config.build_config()
         return self._config
 
     @property
@@ -81,7 +81,7 @@ class ConvertedModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
         # The kernels' packed weights cannot be copied, so pack them again.
         portable = copy.deepcopy(self.portable, memo)
-        return ConvertedModule(portable, runnable_form(portable), self._config)
+        return ConvertedModule(portable, lower_to_kernels(portable), self._config)
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
@@ -116,15 +116,15 @@ class ConvertedModule(nn.Module):
         )
 
 
-def as_module(model: TorchModel) -> nn.Module:
+def wrap_as_module(model: TorchModel) -> nn.Module:
     """Return the converted model as an `nn.Module`."""
-    return model.built(
+    return model.assemble_parts(
         lambda part: ConvertedModule(part.portable, part.runnable, model.config),
         model.converted_parts,
     )
 
 
-@uncompiled
+@disable_compilation
 def _run_direct(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     return direct(*args, **kwargs)
 
@@ -135,9 +135,9 @@ _NEEDS_COMPILER = (
 )
 
 
-def compilable_form(portable: GraphModule) -> GraphModule:
+def make_compilable_form(portable: GraphModule) -> GraphModule:
     """Convert the pairs to torch's own ops, which its compiler fuses into integer kernels."""
-    module = fx.shallow_copy(portable)
+    module = fx.copy_graph_shallowly(portable)
     _hide_unfusable(module)
     _use_own_ops_of_torch(module)
     module._forward_pre_hooks.clear()  # the sizes are checked outside the compiled code
@@ -146,20 +146,20 @@ def compilable_form(portable: GraphModule) -> GraphModule:
     return module
 
 
-def standalone_form(portable: GraphModule) -> GraphModule:
+def make_standalone_form(portable: GraphModule) -> GraphModule:
     """Convert the pairs to torch's own ops, for programs that run without this package.
 
     Raises:
         ConversionError: an op has no form in torch's own ops.
     """
-    module = fx.shallow_copy(portable)
+    module = fx.copy_graph_shallowly(portable)
     _use_own_ops_of_torch(module)
     for node in module.graph.nodes:
         if str(getattr(node.target, "namespace", "")) == ops.LIBRARY:
             raise ConversionError(
-                f"{fx.op_type(node)} of {fx.tensor_name(node)!r} cannot be written to a .pt2 file, "
-                f"as torch has no such op: dynamic ranges, experts and 4-bit weights require "
-                f"neural-mp; save a folder"
+                f"{fx.get_op_type(node)} of {fx.get_tensor_name(node)!r} cannot be written to a "
+                ".pt2 file, as torch has no such op: dynamic ranges, experts and 4-bit weights "
+                "require neural-mp; save a folder"
             )
     module.graph.lint()
     module.recompile()
@@ -181,7 +181,7 @@ def _use_own_ops_of_torch(module: GraphModule) -> None:
             node.kwargs = {} if dtype is torch.float32 else {"out_dtype": dtype}
         elif node.target is ops.dequantize_weight:
             integers, scales = node.args
-            values = fx.constant(module, scales)
+            values = fx.get_constant(module, scales)
             assert values is not None
             zeros = torch.zeros(values.numel(), dtype=torch.long)
             zero_points = fx.add_constant(module, f"{node.name}_zero_points", zeros, node)
@@ -200,7 +200,7 @@ def _hide_unfusable(module: GraphModule) -> None:
             shape = node.meta["val"].shape
             node.meta[_HIDDEN] = len(shape) > 2 and shape[1] == 1
         elif node.target is LINEAR and is_node(node.args[0], ops.dequantize):
-            activation = only_user(node)
+            activation = find_only_user(node)
             if activation is None or activation.target not in _FUSED_AND_ADDED:
                 continue
             if any(user.target is ADD for user in activation.users):
@@ -213,7 +213,7 @@ def _hide_unfusable(module: GraphModule) -> None:
 
 def compile_parts(model: TorchModel) -> nn.Module:
     """Return the model with each of its parts as a `CompiledModule`."""
-    return model.built(lambda part: CompiledModule(part.portable))
+    return model.assemble_parts(lambda part: CompiledModule(part.portable))
 
 
 def enable_compiler(model: TorchModel) -> TorchModel:
@@ -242,7 +242,7 @@ class CompiledModule(nn.Module):
     def __init__(self, portable: GraphModule) -> None:
         super().__init__()
         self._portable = portable
-        self._compiled = torch.compile(with_code(compilable_form(portable)))
+        self._compiled = torch.compile(with_code(make_compilable_form(portable)))
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model; the first call with a given shape compiles."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neural_mp.adaptors.common.kernels import int8_accumulation as common
-from neural_mp.adaptors.common.kernels.runtime_probe import version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import find_installed_version
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 
@@ -26,5 +26,8 @@ CASES: Mapping[str, common.Case] = {
 
 def int8_accumulation(hardware: Hardware) -> common.KernelAccumulation:
     """Return the accumulation of each kind of kernel on the target machine."""
-    module, version = "neural_mp.adaptors.pytorch.int8_accumulation_probe", version_of("torch")
-    return common.probed_accumulation(hardware, module, f"{_VERSION} {version}", CASES)
+    module, version = (
+        "neural_mp.adaptors.pytorch.int8_accumulation_probe",
+        find_installed_version("torch"),
+    )
+    return common.probe_int8_accumulation(hardware, module, f"{_VERSION} {version}", CASES)

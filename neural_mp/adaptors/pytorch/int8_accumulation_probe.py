@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.kernels.int8_accumulation import (
 )
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.pytorch.int8_accumulation import CASES
-from neural_mp.adaptors.pytorch.kernels.kernel_probes import unscaled_kernel
+from neural_mp.adaptors.pytorch.kernels.kernel_probes import make_unscaled_kernel
 
 
 def _run_unscaled_kernel(case: Case, x: Array, weight: Array) -> Array:
@@ -23,7 +23,7 @@ def _run_unscaled_kernel(case: Case, x: Array, weight: Array) -> Array:
             stored = stored.contiguous(memory_format=torch.channels_last)
         sides = ([case.stride], [0], [case.dilation])
         geometry = (*(side * case.axes for side in sides), case.groups)
-    run = unscaled_kernel(stored, torch.from_numpy(weight), geometry)
+    run = make_unscaled_kernel(stored, torch.from_numpy(weight), geometry)
     return run(torch.float32).numpy()
 
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
-from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
+from neural_mp.adaptors.common.op_outputs import OpOutput, read_op_value
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch.capture.canonicalize import build_graph
 from neural_mp.adaptors.pytorch.capture.in_place_updates import IN_PLACE
@@ -22,24 +22,26 @@ from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.core.graph import OpGraph
-from neural_mp.util.pytree import Array, as_numpy
+from neural_mp.util.pytree import Array, convert_to_numpy
 
 T = TypeVar("T")
 
 
-def observable_ops(model: TorchModel) -> OpGraph:
+def build_observable_graph(model: TorchModel) -> OpGraph:
     """Return the ops whose outputs a run can return; see `OpOutputs`."""
     names = {
         location[0]
         for part in model.parts.values()
         for node in part.runnable.graph.nodes
-        if (location := _observed_op(node)) is not None
+        if (location := _find_observed_op(node)) is not None
     }
     graph = build_graph(model)
     return graph.with_only({op.name: op for op in graph if op.name in names})
 
 
-def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def make_op_outputs(
+    model: TorchModel, ops: Collection[str]
+) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the outputs of some ops.
 
     For an op that runs several times per run, the first result is returned.
@@ -47,7 +49,7 @@ def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[
     requested, outputs = frozenset(ops), dict[str, OpOutput]()
 
     def record_output(node: Node, run: Callable[[], Any]) -> Any:
-        result, location = run(), _observed_op(node)
+        result, location = run(), _find_observed_op(node)
         if location is None or location[0] not in requested or location[0] in outputs:
             return result
         value = _to_op_output(result, location[1]) if isinstance(result, torch.Tensor) else None
@@ -65,7 +67,7 @@ def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[
     return run_batch
 
 
-def _observed_op(node: Node) -> tuple[str, QuantParams | None] | None:
+def _find_observed_op(node: Node) -> tuple[str, QuantParams | None] | None:
     """Return the op whose result a node computes, and quantization parameters if uint8."""
     if node.op != "call_function":
         return None
@@ -77,7 +79,7 @@ def _observed_op(node: Node) -> tuple[str, QuantParams | None] | None:
 
 def _to_op_output(result: torch.Tensor, encoding: QuantParams | None) -> OpOutput | None:
     if encoding is not None:
-        return op_value(result.numpy(), encoding)
+        return read_op_value(result.numpy(), encoding)
     if not result.is_floating_point() or not result.numel():
         return None
     # Copy: a later kernel may overwrite the memory.
@@ -95,7 +97,7 @@ _PACKED: Any = (
 _FRESH = layers.INTEGER_LAYERS.union((_PACKED,), IN_PLACE, IN_PLACE.values())
 
 
-def calibration_graph(model: TorchModel) -> TorchModel:
+def make_calibration_graph(model: TorchModel) -> TorchModel:
     """Return a model whose portable graphs run with less time and memory, one run at a time.
 
     Convolution weights are packed once instead of in every run, and results overwrite operands
@@ -109,7 +111,7 @@ def calibration_graph(model: TorchModel) -> TorchModel:
 
 
 def _accelerate_graph(module: GraphModule) -> GraphModule:
-    module = fx.shallow_copy(module)
+    module = fx.copy_graph_shallowly(module)
     for node in list(module.graph.nodes):
         if node.target is layers.CONVOLUTION:
             _pack_convolution(module, node)
@@ -120,15 +122,15 @@ def _accelerate_graph(module: GraphModule) -> GraphModule:
 
 
 def _pack_convolution(module: GraphModule, layer: Node) -> None:
-    args = fx.arguments(layer)
-    weight, image = fx.constant(module, args["weight"]), args["input"].meta.get("val")
+    args = fx.get_arguments(layer)
+    weight, image = fx.get_constant(module, args["weight"]), args["input"].meta.get("val")
     if weight is None or not fx.is_float(image) or image.ndim != weight.ndim:
         return
     if _PACKED is None or {weight.dtype, image.dtype} != {torch.float32}:
         return
-    stride, padding, dilation, groups = layers.geometry(layer)
+    stride, padding, dilation, groups = layers.convolution_geometry(layer)
     order = (padding, stride, dilation, groups)
-    likely = [fx.likely_size(size) for size in image.shape]
+    likely = [fx.get_likely_size(size) for size in image.shape]
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *order, likely)
     constant = fx.add_constant(module, f"{layer.name}_packed", packed, layer)
     layer.target = _PACKED
@@ -159,13 +161,13 @@ def observe_tensors(
 ) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor name and summary of values, for the named tensors in every batch."""
 
-    def summarize(values: Array, node: Node) -> BatchStats | None:
-        return summarized(values, _channel_axis(node, values.ndim))
+    def summarize_values(values: Array, node: Node) -> BatchStats | None:
+        return summarized(values, _find_channel_axis(node, values.ndim))
 
-    return _watch_tensors(model, batches, tensors, summarize)
+    return _watch_tensors(model, batches, tensors, summarize_values)
 
 
-def values(
+def observe_values(
     model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, Array]]:
     """Yield tensor name and values, for the named tensors in every batch."""
@@ -182,17 +184,19 @@ def _watch_tensors(
     records: list[tuple[str, T]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
-    requested = {fx.tensor_name(node): node for node in computed if fx.tensor_name(node) in tensors}
+    requested = {
+        fx.get_tensor_name(node): node for node in computed if fx.get_tensor_name(node) in tensors
+    }
 
     def record_tensor(node: Node, run: Callable[[], Any]) -> Any:
-        result, name = run(), fx.tensor_name(node)
+        result, name = run(), fx.get_tensor_name(node)
         if node.op != "get_attr" and name in requested and fx.is_float(result):
             # Immediately: the next op may overwrite the memory.
-            record = reduced(as_numpy(result.float()), requested[name])
+            record = reduced(convert_to_numpy(result.float()), requested[name])
             records.extend([(name, record)] if record is not None else [])
         return result
 
-    run = visit_nodes(calibration_graph(model), record_tensor, portable=True)
+    run = visit_nodes(make_calibration_graph(model), record_tensor, portable=True)
     for inputs in batches:
         call = model.call(inputs)
         run(call)
@@ -201,7 +205,7 @@ def _watch_tensors(
         records.clear()
 
 
-def inferred_counts(
+def infer_element_counts(
     model: TorchModel, inputs: object, tensors: Collection[str]
 ) -> dict[str, float] | None:
     """Return tensor → its number of elements for a batch, from the sizes known at capture.
@@ -210,12 +214,12 @@ def inferred_counts(
     """
     if model.shell is not None:
         return None
-    nodes, counts = model.portable.graph.nodes, dict[str, float]()
-    symbols = _sizes_of_symbols(nodes, model.call(inputs).leaves())
+    nodes, counts = model.portable_graph.graph.nodes, dict[str, float]()
+    symbols = _sizes_of_symbols(nodes, model.call(inputs).flatten_leaves())
     # Most results of a model share a few sizes, and each substitution takes half a millisecond.
     size_of = cache(partial(_resolve_size, known=symbols))
     for node in nodes:
-        name, value = fx.tensor_name(node), node.meta.get("val")
+        name, value = fx.get_tensor_name(node), node.meta.get("val")
         if node.op not in ("placeholder", "call_function") or name not in tensors:
             continue
         if value is None:
@@ -245,7 +249,7 @@ def _resolve_size(size: Any, known: Mapping[Any, int]) -> float:
     return int(value) if value.is_Integer else math.nan
 
 
-def _channel_axis(node: Node, axes: int) -> int:
+def _find_channel_axis(node: Node, axes: int) -> int:
     """Return the channel axis of a result: as read by a layer, else by signature."""
     for reader in node.users:
         if reader.target in layers.INTEGER_LAYERS and reader.args[0] is node:

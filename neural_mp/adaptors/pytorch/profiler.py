@@ -24,7 +24,7 @@ from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
 from neural_mp.adaptors.pytorch.graph.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
-from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
+from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, KernelLogError
 
@@ -64,24 +64,24 @@ class _Event:
     end: float
     children: list[_Event] = field(default_factory=list)
 
-    def everything(self) -> Iterator[_Event]:
+    def nested_events(self) -> Iterator[_Event]:
         """Yield all nested events."""
         for child in self.children:
             yield child
-            yield from child.everything()
+            yield from child.nested_events()
 
-    def kernels(self, idle: frozenset[str]) -> list[_Event]:
+    def innermost_kernels(self, idle: frozenset[str]) -> list[_Event]:
         """Return the innermost nested events that did work; events in `idle` did none."""
         events = []
         for child in self.children:
             if _is_integer(child.name):
                 events.append(child)  # its children only view its inputs
             elif child.name not in idle:
-                events += child.kernels(idle | _BOOKKEEPING | _COPIES) or [child]
+                events += child.innermost_kernels(idle | _BOOKKEEPING | _COPIES) or [child]
         return events
 
 
-def trace(model: TorchModel, inputs: object) -> dict[str, OpTrace]:
+def trace_kernels(model: TorchModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → executed kernels, excluding inserted conversions."""
 
     def mark_op(node: Node, run: Callable[[], Any]) -> Any:
@@ -104,16 +104,19 @@ def trace(model: TorchModel, inputs: object) -> dict[str, OpTrace]:
     for root in _nest_events(events):
         op = root.name.removeprefix(_MARK)
         # The events that did the work; if there are none, conversions and copies, then views.
-        tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
-        traced.setdefault(op, []).extend(map(_traced_kernel, next(filter(None, tried), [])))
-        if any(kind in _BYTES for event in root.everything() for kind in event.types):
+        tried = (
+            root.innermost_kernels(idle)
+            for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset())
+        )
+        traced.setdefault(op, []).extend(map(_parse_traced_kernel, next(filter(None, tried), [])))
+        if any(kind in _BYTES for event in root.nested_events() for kind in event.types):
             bytes_read.add(op)
     ran = {
-        op: replace(op_trace(kernels), reads_int8=op in bytes_read)
+        op: replace(build_op_trace(kernels), reads_int8=op in bytes_read)
         for op, kernels in traced.items()
         if kernels
     }
-    ops = (op for part in model.parts.values() for op in fx.op_nodes(part.runnable))
+    ops = (op for part in model.parts.values() for op in fx.map_op_nodes(part.runnable))
     return {**{op: NOT_REACHED for op in ops if op not in traced}, **ran}
 
 
@@ -140,7 +143,7 @@ def _is_integer(name: str) -> bool:
     return name.startswith(_INTEGER) or name in RECURRENT_KERNELS
 
 
-def _traced_kernel(event: _Event) -> TracedKernel:
+def _parse_traced_kernel(event: _Event) -> TracedKernel:
     if _is_integer(event.name):
         return TracedKernel(event.name, Precision.INT8)
     return TracedKernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
@@ -155,7 +158,7 @@ def time_ops(model: TorchModel, inputs: object, runs: int) -> dict[str, list[flo
         start = time.perf_counter()
         result = run()
         if node.op == "call_function":
-            name = node.meta.get(OP_NAME) or _conversion_name(node)
+            name = node.meta.get(OP_NAME) or _make_conversion_name(node)
             seconds[name][number] += time.perf_counter() - start
         return result
 
@@ -165,7 +168,7 @@ def time_ops(model: TorchModel, inputs: object, runs: int) -> dict[str, list[flo
     return seconds
 
 
-def _conversion_name(node: Node) -> str:
+def _make_conversion_name(node: Node) -> str:
     """Return a name for a conversion, prefixed with the name of the converted op."""
     if node.target not in CONVERSIONS:
         return str(node.name)
@@ -175,7 +178,7 @@ def _conversion_name(node: Node) -> str:
 
 
 @contextmanager
-def verbose() -> Iterator[None]:
+def verbose_onednn() -> Iterator[None]:
     """Make oneDNN print a line to standard output for every kernel in this context.
 
     Raises:
@@ -190,25 +193,25 @@ def verbose() -> Iterator[None]:
         yield
 
 
-def layer_shapes(model: TorchModel) -> dict[str, Hashable]:
+def list_layer_shapes(model: TorchModel) -> dict[str, Hashable]:
     """Return dense layer → the properties that decide on its time; empty for one whole graph."""
     if model.shell is None:
         return {}
     return {
         name: (*args["weight"].meta["val"].shape, args["bias"] is not None)
         for part in model.parts.values()
-        for name, node in fx.op_nodes(part.portable).items()
-        if node.target is LINEAR and (args := fx.arguments(node))
+        for name, node in fx.map_op_nodes(part.portable).items()
+        if node.target is LINEAR and (args := fx.get_arguments(node))
     }
 
 
-def layer_run(model: TorchModel, op: str, rows: int) -> Callable[[], object]:
+def make_layer_run(model: TorchModel, op: str, rows: int) -> Callable[[], object]:
     """Return a function that runs the part of a dense layer on random rows.
 
     Raises:
         ConversionError: no part of the model holds the layer.
     """
-    parts = (part for part in model.parts.values() if op in fx.op_nodes(part.portable))
+    parts = (part for part in model.parts.values() if op in fx.map_op_nodes(part.portable))
     part = next(parts, None)
     if part is None:
         raise ConversionError(f"the model must hold the layer {op!r} to time it, found none")

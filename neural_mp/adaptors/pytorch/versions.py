@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec
 onednn = torch.ops.onednn
 
 
-def integer_convolution(axes: int) -> Any:
+def find_integer_convolution(axes: int) -> Any:
     """Return the integer kernel of convolutions along 1, 2 or 3 axes.
 
     Before torch 2.7, each number of axes had a kernel of its own with the same signature.
@@ -31,7 +31,7 @@ def integer_convolution(axes: int) -> Any:
 
 
 #: All integer convolution kernels.
-INTEGER_CONVOLUTIONS = frozenset(map(integer_convolution, (1, 2, 3)))
+INTEGER_CONVOLUTIONS = frozenset(map(find_integer_convolution, (1, 2, 3)))
 
 
 @cache
@@ -47,13 +47,13 @@ def convolution_takes_activations(axes: int) -> bool:
             tensor.to(torch.int8), steps, 1.0, 0, *geometry, list(tensor.shape)
         )
         operands = (tensor, 1.0, 0, packed, steps, torch.zeros(1, dtype=torch.long), None)
-        integer_convolution(axes)(*operands, *geometry, 1.0, 0, torch.float32, "relu", [], "")
+        find_integer_convolution(axes)(*operands, *geometry, 1.0, 0, torch.float32, "relu", [], "")
     except RuntimeError:
         return False
     return True
 
 
-def child_specs(spec: TreeSpec) -> list[TreeSpec]:
+def list_child_specs(spec: TreeSpec) -> list[TreeSpec]:
     """Return the specs of the children of a structure, an attribute before torch 2.9."""
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
@@ -61,7 +61,7 @@ def child_specs(spec: TreeSpec) -> list[TreeSpec]:
 _CHECKS_GUARDS = "check_guards" in inspect.signature(ExportedProgram.module).parameters
 
 
-def unguarded_module(program: ExportedProgram) -> GraphModule:
+def make_unguarded_module(program: ExportedProgram) -> GraphModule:
     """Convert a program to a module without checks of export assumptions.
 
     Before torch 2.9, there were no such checks.
@@ -79,7 +79,7 @@ def with_code(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _replaced_attribute(owner: object, name: str, value: object) -> Iterator[None]:
+def _replace_attribute_within(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute within the context, if the installed version has it."""
     previous = getattr(owner, name, None)
     if previous is None:
@@ -97,10 +97,10 @@ def without_stack_traces() -> AbstractContextManager[None]:
 
     Before torch 2.13, there was no such option.
     """
-    return _replaced_attribute(torch.fx.config, "do_not_emit_stack_traces", True)
+    return _replace_attribute_within(torch.fx.config, "do_not_emit_stack_traces", True)
 
 
-def assignable_attributes() -> AbstractContextManager[None]:
+def allow_tensor_attributes() -> AbstractContextManager[None]:
     """Allow a module to assign tensors to its attributes during export.
 
     torch.export refuses such a module, as it leaves traced tensors there, and replaces lists and
@@ -108,7 +108,7 @@ def assignable_attributes() -> AbstractContextManager[None]:
     """
     from torch.export import _trace  # imports torch's compiler
 
-    return _replaced_attribute(_trace, "_detect_attribute_assignment", nullcontext)
+    return _replace_attribute_within(_trace, "_detect_attribute_assignment", nullcontext)
 
 
 def is_being_traced() -> bool:
@@ -137,7 +137,7 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
-def uncompiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+def disable_compilation(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Return the function excluded from tracing by `torch.compile`.
 
     `torch.compiler.disable` imports the compiler, which takes about a second.

@@ -22,20 +22,20 @@ from neural_mp.adaptors.common.optional import (
     Training,
     Transfer,
 )
-from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture_warning
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import layer_params, observe, profiler
-from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
+from neural_mp.adaptors.tensorflow.amp_pass import read_runtime_lists
 from neural_mp.adaptors.tensorflow.capture import keras_models, loading
 from neural_mp.adaptors.tensorflow.files import graph_files
 from neural_mp.adaptors.tensorflow.files.graph_files import SUFFIXES
 from neural_mp.adaptors.tensorflow.graph.ops import TYPES
 from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import constant_bytes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import count_constant_bytes
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.tensorflow.kernels import capabilities, integer_kernels
-from neural_mp.adaptors.tensorflow.kernels.convert import write
+from neural_mp.adaptors.tensorflow.kernels.convert import convert_frozen_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel, build_graph
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
@@ -64,32 +64,34 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     packages = ("tensorflow", "keras")
     frees_axes = True
     op_kinds = TYPES
-    op_outputs = OpOutputs(observe.observable_ops, observe.op_outputs, observe.first_non_finite)
+    op_outputs = OpOutputs(
+        observe.build_observable_graph, observe.make_op_outputs, observe.first_non_finite
+    )
     corrections = Corrections(
-        layer_params.layer_params,
+        layer_params.collect_layer_params,
         layer_params.with_layer_params,
         layer_params.channel_preserving_ops,
-        observe.values,
+        observe.observe_values,
     )
     portability = Portability(
         integer_kernels.full_range_kernels, integer_kernels.with_reduced_weights
     )
     single_file = SingleFile(SUFFIXES, graph_files.save_file)
     transfer = Transfer(
-        "saved_model", graph_files.boundary, graph_files.transfer_folder, tf.convert_to_tensor
+        "saved_model", graph_files.model_boundary, graph_files.transfer_folder, tf.convert_to_tensor
     )
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     op_types = staticmethod(every_op_type)
-    observe_tensors = staticmethod(observe.watch)
-    element_counts = staticmethod(observe.element_counts)
-    convert_graph = staticmethod(write)
-    save = staticmethod(graph_files.save)
-    restore = staticmethod(graph_files.restore)
+    observe_tensors = staticmethod(observe.watch_statistics)
+    element_counts = staticmethod(observe.count_tensor_elements)
+    convert_graph = staticmethod(convert_frozen_graph)
+    save = staticmethod(graph_files.save_model)
+    restore = staticmethod(graph_files.restore_model)
     time_ops = staticmethod(profiler.time_ops)
-    trace_kernels = staticmethod(profiler.trace)
-    hessian_traces = staticmethod(layer_params.hessian_traces)
+    trace_kernels = staticmethod(profiler.trace_kernels)
+    hessian_traces = staticmethod(layer_params.estimate_hessian_traces)
     dump_graph = staticmethod(graph_files.dump_graph)
     record_calls = staticmethod(keras_models.record_calls)
 
@@ -107,10 +109,13 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     @cached_property
     def simulation(self) -> Simulation[TensorFlowModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
-        from neural_mp.adaptors.tensorflow.training.simulated_model import finished, simulated
-        from neural_mp.adaptors.tensorflow.training.trainer import Trainer, chosen_loss
+        from neural_mp.adaptors.tensorflow.training.simulated_model import (
+            finish_simulation,
+            simulate_model,
+        )
+        from neural_mp.adaptors.tensorflow.training.trainer import Trainer, choose_loss_function
 
-        return Simulation(simulated, Trainer, finished, chosen_loss)
+        return Simulation(simulate_model, Trainer, finish_simulation, choose_loss_function)
 
     def load(
         self,
@@ -122,8 +127,10 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
         """Freeze and canonicalize a model. `inputs` are names, example arrays, or shapes."""
-        model = loading.load(source, InputSpec.read(inputs, outputs, example))
-        return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
+        model = loading.load_model(source, InputSpec.from_arguments(inputs, outputs, example))
+        return replace(
+            model, warnings=(*model.warnings, *unused_capture_warning("TensorFlow", capture))
+        )
 
     def to_picklable(self, model: TensorFlowModel) -> TensorFlowModel:
         """Return the graph without the Keras model, whose copy would get other layer names."""
@@ -131,21 +138,21 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def kernels(self, model: TensorFlowModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels in the runtime's registry and AMP lists that also pass probes."""
-        return capabilities.kernels(model, self.int8_accumulation(hardware))
+        return capabilities.find_kernels(model, self.int8_accumulation(hardware))
 
     def amp_lists(self, precision: Precision) -> FourLists:
         """Return the lists of the installed TensorFlow, or the framework-neutral defaults."""
-        return runtime_lists(precision) or super().amp_lists(precision)
+        return read_runtime_lists(precision) or super().amp_lists(precision)
 
     def predict(self, model: TensorFlowModel, inputs: object) -> Any:
         """Return the outputs as arrays, or as tensors if the inputs are tensors."""
-        results = model.run(model.signature.bind(inputs))
+        results = model.run(model.signature.bind_inputs(inputs))
         if type(inputs) is np.ndarray:
-            return model.signature.packed(results)
+            return model.signature.pack_outputs(results)
         # `tf.is_tensor` on an array costs as much time as running a small graph.
         if any(type(leaf) is not np.ndarray and tf.is_tensor(leaf) for leaf in tree_leaves(inputs)):
             results = [tf.convert_to_tensor(result) for result in results]
-        return model.signature.packed(results)
+        return model.signature.pack_outputs(results)
 
     def example_inputs(self, model: TensorFlowModel, batch_size: int | None = None) -> Any:
         """Return a tuple in input order: the example if the model has one, else generated."""
@@ -157,7 +164,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def weight_bytes(self, model: TensorFlowModel) -> int:
         """Return the total size of the constants in bytes."""
-        return sum(map(constant_bytes, model.source.nodes.values()))
+        return sum(map(count_constant_bytes, model.source.nodes.values()))
 
     def fingerprint(self, model: TensorFlowModel) -> str:
         """Return a digest of all nodes in order, weights included."""

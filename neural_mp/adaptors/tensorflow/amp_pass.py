@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port
 
-from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type, offline_passes
+from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type, run_offline_passes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef
-from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
+from neural_mp.adaptors.tensorflow.int8_accumulation import find_bf16_obstacle
 from neural_mp.amp import (
     EDIT_OPTIONS,
     FORCE_ALL,
@@ -30,7 +30,7 @@ from neural_mp.amp import (
 )
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
-from neural_mp.io.files import writable_folder
+from neural_mp.io.files import create_writable_folder
 from neural_mp.util.system.environment import override_variables, restore_variables
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
 
 
 @cache
-def runtime_lists(precision: Precision) -> FourLists | None:
+def read_runtime_lists(precision: Precision) -> FourLists | None:
     """Return the lists of the installed TensorFlow; None if its pass cannot report them."""
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -74,7 +74,7 @@ def run_pass(
     """
     name, settings = PASSES[precision]
     with _set_environment({**settings, **(variables or {})}):
-        return offline_passes(graph, [name], inputs, outputs)
+        return run_offline_passes(graph, [name], inputs, outputs)
 
 
 def _build_matmul_graph() -> GraphDef:
@@ -146,10 +146,10 @@ def enable_pass(precision: Precision, amp: AmpSettings) -> Iterator[None]:
         raise UnsupportedPrecisionError(
             "TensorFlow's pass for fp16 requires a GPU, but none is available; use bf16"
         )
-    failure = bf16_obstacle() if precision is Precision.BF16 else None
+    failure = find_bf16_obstacle() if precision is Precision.BF16 else None
     if failure is not None:
         raise UnsupportedPrecisionError(failure)
-    request = _Request(precision, _environment_variables(precision, amp))
+    request = _Request(precision, _make_environment_variables(precision, amp))
     with _lock:
         _requests.append(request)
         _apply_last_request()
@@ -177,9 +177,9 @@ def _apply_last_request() -> None:
     _switches.clear()
 
 
-def _environment_variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
+def _make_environment_variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
     check_known(amp.edits, every_op_type())
-    lists = runtime_lists(precision)
+    lists = read_runtime_lists(precision)
     if lists is None:
         raise UnsupportedPrecisionError(_explain_missing_pass(precision))
     lists.edited(amp.edits)  # the pass itself fails silently on a type that is on two lists
@@ -198,7 +198,7 @@ def _environment_variables(precision: Precision, amp: AmpSettings) -> dict[str, 
         variables[LEVEL] = FORCE_ALL
     elif amp.infer_as_deny:
         variables[LEVEL] = INFER_AS_DENY
-    folder = writable_folder(amp.log_path)
+    folder = create_writable_folder(amp.log_path)
     if folder is not None:
         variables[f"{PREFIX}LOG_PATH"] = str(folder)
     return {key: value for key, value in variables.items() if value}

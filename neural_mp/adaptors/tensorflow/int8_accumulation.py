@@ -12,9 +12,13 @@ from functools import lru_cache
 from neural_mp.adaptors.common.kernels.int8_accumulation import (
     KernelAccumulation,
     accumulation_of_cases,
-    target_accumulation,
+    accumulation_on_target,
 )
-from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import (
+    ONEDNN_LIMIT,
+    find_installed_version,
+    probe_results,
+)
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS
 from neural_mp.core.hardware import Hardware
 
@@ -22,7 +26,7 @@ from neural_mp.core.hardware import Hardware
 WORKS, EXACT = "works ", "exact "
 #: Increment when the probes change.
 _VERSION = 4
-FORMS = tuple(f"{op} {form}" for op, layer in LAYERS.items() for form in layer.forms)
+FORMS = tuple(f"{op} {form}" for op, layer in LAYERS.items() for form in layer.kernel_forms)
 #: Ops that are run once in BF16: with instructions disabled, oneDNN refuses BF16 although
 #: TensorFlow assumes its support, and ends the process in training.
 BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
@@ -30,7 +34,9 @@ BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
 
 def _probe_facts(onednn_limit: str | None) -> frozenset[str]:
     module = "neural_mp.adaptors.tensorflow.kernels.int8_accumulation_probe"
-    version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
+    version = find_installed_version(
+        "tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly"
+    )
     return probe_results(module, f"{_VERSION} {version}", onednn_limit)
 
 
@@ -40,7 +46,7 @@ def forms_that_work() -> frozenset[str]:
     return frozenset(f.removeprefix(WORKS) for f in _probe_facts(None) if f.startswith(WORKS))
 
 
-def bf16_obstacle() -> str | None:
+def find_bf16_obstacle() -> str | None:
     """Return why no op runs in BF16 here; None if BF16 works."""
     if {f"{WORKS}{case}" for case in BF16_CASES} <= _probe_facts(None):
         return None
@@ -62,7 +68,7 @@ def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
         exact = [_case_from_form(form) for form in working if f"{EXACT}{form}" in facts]
         return accumulation_of_cases(exact, map(_case_from_form, working))
 
-    return target_accumulation(hardware, probe_kernels)
+    return accumulation_on_target(hardware, probe_kernels)
 
 
 def _case_from_form(form: str) -> str:

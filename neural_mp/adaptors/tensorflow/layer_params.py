@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.sensitivity.hessian import Squares, summed_traces
+from neural_mp.adaptors.common.sensitivity.hessian import Squares, estimate_summed_traces
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
-from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, op_type, role_of
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, get_op_properties, get_op_role
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     Consumers,
     NodeDef,
     TensorGraph,
-    constant_shape,
-    data_inputs,
-    indexed,
-    integers_attribute,
+    get_integers_attribute,
+    get_node_name,
+    get_text_attribute,
+    indexed_name,
     is_control,
-    node_of,
-    plain,
-    text_attribute,
+    list_data_inputs,
+    plain_name,
+    read_constant_shape,
 )
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.errors import ConversionError
@@ -48,12 +48,12 @@ class _Norm:
     shifts: tuple[str, ...]
 
 
-def layer_params(model: TensorFlowModel) -> dict[str, LayerParams]:
+def collect_layer_params(model: TensorFlowModel) -> dict[str, LayerParams]:
     """Return op → its parameters."""
     graph = model.graph
-    params = {name: _layer_params(model, name) for name in model.structure.fusion_groups}
+    params = {name: _read_layer_params(model, name) for name in model.structure.fusion_groups}
     for name, norm in _find_norms(model).items():
-        _, scale = _constant_vector(graph, norm.gamma)
+        _, scale = _read_constant_vector(graph, norm.gamma)
         params[name] = LayerParams(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
     return params
 
@@ -62,7 +62,7 @@ def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     """Return the Reshapes that keep the last axis."""
     ops = set()
     for name, node in model.graph.nodes.items():
-        if role_of(node) is not Role.RESHAPE or name not in model.structure.agnostic_ops:
+        if get_op_role(node) is not Role.RESHAPE or name not in model.structure.agnostic_ops:
             continue
         source, result = model.shapes[node.input[0]], model.shapes[name]
         if source and result and source[-1] is not None and source[-1] == result[-1]:
@@ -70,11 +70,11 @@ def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     return frozenset(ops)
 
 
-def _layer_params(model: TensorFlowModel, name: str) -> LayerParams:
+def _read_layer_params(model: TensorFlowModel, name: str) -> LayerParams:
     graph, node = model.graph, model.graph.nodes[name]
 
-    def weight() -> Array:
-        value = graph.value(node.input[1])
+    def read_weight() -> Array:
+        value = graph.constant_value(node.input[1])
         # The output channels of a depthwise convolution span two axes, as groups of one channel.
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
@@ -85,26 +85,26 @@ def _layer_params(model: TensorFlowModel, name: str) -> LayerParams:
     if kernel.is_dense:
         across = node.attr["transpose_b"].b
         axes = (0, 1) if across else (1, 0)
-        return LayerParams(result, weight, *axes, pooled=True, shifts=bias is not None)
-    groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
-    window = _convolution_window(node)
+        return LayerParams(result, read_weight, *axes, pooled=True, shifts=bias is not None)
+    groups = read_constant_shape(graph[node.input[1]])[2] if depthwise else 1
+    window = _read_convolution_window(node)
     return LayerParams(
-        result, weight, 3, 2, groups, pooled=True, window=window, shifts=bias is not None
+        result, read_weight, 3, 2, groups, pooled=True, window=window, shifts=bias is not None
     )
 
 
-def _convolution_window(node: NodeDef) -> Window:
+def _read_convolution_window(node: NodeDef) -> Window:
     """Return the window of a convolution with channels last."""
-    strides = tuple(integers_attribute(node, "strides")[1:3])
-    dilations = tuple((integers_attribute(node, "dilations") or [1] * 4)[1:3])
-    padding = text_attribute(node, "padding")
+    strides = tuple(get_integers_attribute(node, "strides")[1:3])
+    dilations = tuple((get_integers_attribute(node, "dilations") or [1] * 4)[1:3])
+    padding = get_text_attribute(node, "padding")
     if padding == "SAME":
         return Window(strides, dilations, None)
-    pads = integers_attribute(node, "explicit_paddings") if padding == "EXPLICIT" else [0] * 8
+    pads = get_integers_attribute(node, "explicit_paddings") if padding == "EXPLICIT" else [0] * 8
     return Window(strides, dilations, ((pads[2], pads[3]), (pads[4], pads[5])))
 
 
-def _vector_position(graph: TensorGraph, node: NodeDef) -> int | None:
+def _find_vector_position(graph: TensorGraph, node: NodeDef) -> int | None:
     """Return the position of the only constant input if it is a vector along the last axis."""
     constants = [
         position
@@ -113,27 +113,27 @@ def _vector_position(graph: TensorGraph, node: NodeDef) -> int | None:
     ]
     if len(constants) != 1:
         return None
-    sizes = constant_shape(graph[node.input[constants[0]]])
+    sizes = read_constant_shape(graph[node.input[constants[0]]])
     return constants[0] if sizes and set(sizes[:-1]) <= {1} else None
 
 
-def _constant_vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
+def _read_constant_vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
     node = graph.nodes[name]
-    position = _vector_position(graph, node)
+    position = _find_vector_position(graph, node)
     assert position is not None
-    return position, graph.value(node.input[position])
+    return position, graph.constant_value(node.input[position])
 
 
 def _find_norms(model: TensorFlowModel) -> dict[str, _Norm]:
     """Return sum with the result of a normalization → the normalization."""
     graph = model.graph
-    consumers = graph.consumers()
+    consumers = graph.find_consumers()
     norms = (
         _match_norm(graph, consumers, name, model.output_nodes)
         for name, node in graph.nodes.items()
-        if op_type(node).formula is np.multiply
-        and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
-        and _vector_position(graph, node) is not None
+        if get_op_properties(node).formula is np.multiply
+        and any(graph[t].op == "Rsqrt" for t in list_data_inputs(node))
+        and _find_vector_position(graph, node) is not None
     )
     return {norm.result: norm for norm in norms if norm is not None}
 
@@ -150,7 +150,7 @@ def _match_norm(
     if (
         not terms
         or not exclusive
-        or any(op_type(graph.nodes[term]).formula is not np.multiply for term in terms)
+        or any(get_op_properties(graph.nodes[term]).formula is not np.multiply for term in terms)
     ):
         return None
     shifts: list[str] = []
@@ -159,7 +159,7 @@ def _match_norm(
         ready = sorted(r for r in readers if _is_sum_of_terms(graph, r, terms))
         if not ready:
             break
-        parts = [node_of(tensor) for tensor in data_inputs(graph.nodes[ready[0]])]
+        parts = [get_node_name(tensor) for tensor in list_data_inputs(graph.nodes[ready[0]])]
         summed = terms.intersection(parts)
         if any(len(consumers[part]) != 1 or part in outputs for part in summed):
             break
@@ -172,11 +172,11 @@ def _match_norm(
 def _is_sum_of_terms(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     """Whether an addition has only terms, or a term and a constant vector, as operands."""
     node = graph.nodes[name]
-    parts = [node_of(tensor) for tensor in data_inputs(node)]
+    parts = [get_node_name(tensor) for tensor in list_data_inputs(node)]
     return (
-        op_type(node).formula in _SUMS
+        get_op_properties(node).formula in _SUMS
         and any(part in terms for part in parts)
-        and all(part in terms or _vector_position(graph, node) is not None for part in parts)
+        and all(part in terms or _find_vector_position(graph, node) is not None for part in parts)
     )
 
 
@@ -184,22 +184,22 @@ def with_layer_params(
     model: TensorFlowModel, changes: Mapping[str, LayerRescale]
 ) -> TensorFlowModel:
     """Return the model with rescaled parameters in some layers."""
-    graph, layers, norms = model.graph.copy(), layer_params(model), _find_norms(model)
+    graph, layers, norms = model.graph.copy_graph(), collect_layer_params(model), _find_norms(model)
     for name, change in changes.items():
-        layer, weight = layers[name], change.weight(layers[name])
+        layer, weight = layers[name], change.rescale_weight(layers[name])
         if name in norms:
-            position, value = _constant_vector(graph, norms[name].gamma)
+            position, value = _read_constant_vector(graph, norms[name].gamma)
             _replace_constant(
                 graph, norms[name].gamma, position, weight.reshape(value.shape), "scale"
             )
             shifts = norms[name].shifts
         else:
-            shape = constant_shape(graph[graph.nodes[name].input[1]])
+            shape = read_constant_shape(graph[graph.nodes[name].input[1]])
             _replace_constant(graph, name, 1, weight.reshape(shape), "weight")
             shifts = (layer.result,) if layer.result != name else ()
         for shift in shifts:
-            position, value = _constant_vector(graph, shift)
-            changed = change.bias(value.reshape(-1), value.size)
+            position, value = _read_constant_vector(graph, shift)
+            changed = change.rescale_bias(value.reshape(-1), value.size)
             _replace_constant(graph, shift, position, changed.reshape(value.shape), "bias")
     return model.with_graph(graph)
 
@@ -207,10 +207,10 @@ def with_layer_params(
 def _replace_constant(
     graph: TensorGraph, name: str, position: int, value: Array, stem: str
 ) -> None:
-    graph.edit(name).input[position] = graph.put_constant(f"{name}/corrected_{stem}", value)
+    graph.edit_node(name).input[position] = graph.put_constant(f"{name}/corrected_{stem}", value)
 
 
-def hessian_traces(
+def estimate_hessian_traces(
     model: TensorFlowModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
     """Return op → trace of the Hessian with respect to its weight.
@@ -222,12 +222,12 @@ def hessian_traces(
     outputs = [
         tensor
         for port in model.signature.outputs
-        if (tensor := graph.get_tensor_by_name(indexed(port.tensor))).dtype.is_floating
+        if (tensor := graph.get_tensor_by_name(indexed_name(port.tensor))).dtype.is_floating
     ]
-    weights = {op: plain(model.graph.nodes[op].input[1]) for op in ops}
+    weights = {op: plain_name(model.graph.nodes[op].input[1]) for op in ops}
     with graph.as_default():
         signs = [tf.compat.v1.placeholder(tensor.dtype) for tensor in outputs]
-        tensors = [graph.get_tensor_by_name(indexed(name)) for name in weights.values()]
+        tensors = [graph.get_tensor_by_name(indexed_name(name)) for name in weights.values()]
         try:
             gradients = tf.compat.v1.gradients(outputs, tensors, signs)
         except LookupError as error:
@@ -239,10 +239,10 @@ def hessian_traces(
         }
     runner = Runner(graph, constants)
 
-    def outputs_of(inputs: object) -> tuple[list[tuple[int, ...]], Squares]:
-        feeds = model.signature.bind(inputs)
+    def make_output_function(inputs: object) -> tuple[list[tuple[int, ...]], Squares]:
+        feeds = model.signature.bind_inputs(inputs)
 
-        def squared_gradients(directions: list[Array]) -> dict[str, float]:
+        def compute_squared_gradients(directions: list[Array]) -> dict[str, float]:
             directed = zip(signs, directions, strict=True)
             arguments = {**feeds, **{placeholder.name: value for placeholder, value in directed}}
             return dict(
@@ -250,6 +250,6 @@ def hessian_traces(
             )
 
         results = runner(feeds, [tensor.name for tensor in outputs])
-        return [np.shape(value) for value in results], squared_gradients
+        return [np.shape(value) for value in results], compute_squared_gradients
 
-    return summed_traces(weights, map(outputs_of, batches))
+    return estimate_summed_traces(weights, map(make_output_function, batches))

@@ -15,11 +15,11 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signatures.input_spec import in_parts
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.tensorflow.graph.constants import tie_constants
-from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, structure
-from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.constants import tie_loop_constants
+from neural_mp.adaptors.tensorflow.graph.fusion import GraphStructure, graph_structure
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, get_op_role
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compile_runner, import_graph
-from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, infer_shapes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     LARGE,
@@ -27,13 +27,13 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     GraphDef,
     NodeDef,
     TensorGraph,
-    constant_bytes,
-    constant_size,
-    data_inputs,
-    indexed,
-    node_of,
-    result_dtypes,
-    without,
+    count_constant_bytes,
+    count_constant_elements,
+    get_node_name,
+    indexed_name,
+    list_data_inputs,
+    list_result_dtypes,
+    replace_constants,
 )
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.observations import Range
@@ -63,7 +63,7 @@ class ServedSignature(Signature):
 
     keys: tuple[str, ...] = (DEFAULT_KEY,)
 
-    def bind(self, inputs: object) -> dict[str, Array]:
+    def bind_inputs(self, inputs: object) -> dict[str, Array]:
         """Return tensor → array for one batch; as in a TensorFlow session, integers may be floats.
 
         Raises:
@@ -71,16 +71,16 @@ class ServedSignature(Signature):
                 outside the range of an integer input.
         """
         try:
-            return super().bind(inputs)
+            return super().bind_inputs(inputs)
         except DataError:
-            values = self.assigned(inputs)
+            values = self.assign_inputs(inputs)
             cast = [_floats_to_integers(*pair) for pair in zip(self.inputs, values, strict=True)]
             if all(new is old for new, old in zip(cast, values, strict=True)):
                 raise
-        feeds = super().bind(tuple(cast))
-        if not self._warned:
+        feeds = super().bind_inputs(tuple(cast))
+        if not self._dtype_warnings:
             logger.warning("batches hold floats for integer inputs of the model; they are cast")
-            self._warned.append(True)
+            self._dtype_warnings.append(True)
         return feeds
 
     def with_defaults(self, defaults: Mapping[str, Array]) -> ServedSignature:
@@ -89,7 +89,7 @@ class ServedSignature(Signature):
         return replace(self, inputs=tuple(inputs))
 
     @cached_property
-    def _warned(self) -> list[bool]:
+    def _dtype_warnings(self) -> list[bool]:
         return []
 
 
@@ -154,8 +154,8 @@ class TensorFlowModel:
     def runner(self) -> Runner:
         """Session with the fused graph, created on first use."""
         tables = {
-            name: self.graph.value(name)
-            for name in self._gathered_constants(self._large_constants())
+            name: self.graph.constant_value(name)
+            for name in self._list_gathered_constants(self._list_large_constants())
         }
         ports = self.signature.input_tensors, self.signature.output_tensors
         return compile_runner(self.graph, tables, *ports)
@@ -167,35 +167,37 @@ class TensorFlowModel:
 
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
         """Return the graph with placeholders for large constants, and their values."""
-        values = {name: self.graph.value(name) for name in self._large_constants()}
-        return import_graph(without(self.graph, values)), values
+        values = {name: self.graph.constant_value(name) for name in self._list_large_constants()}
+        return import_graph(replace_constants(self.graph, values)), values
 
-    def _large_constants(self) -> list[str]:
+    def _list_large_constants(self) -> list[str]:
         # Constants tied to an iteration of a loop cannot be fed.
         return [
             name
             for name, node in self.graph.nodes.items()
-            if constant_bytes(node) > LARGE and not node.input
+            if count_constant_bytes(node) > LARGE and not node.input
         ]
 
-    def _gathered_constants(self, constants: Iterable[str]) -> list[str]:
+    def _list_gathered_constants(self, constants: Iterable[str]) -> list[str]:
         """Return constants read only by rows: making them constant speeds up no kernel."""
         uses: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
             for position, tensor in enumerate(node.input):
-                uses.setdefault(tensor, set()).add(role_of(node) is Role.GATHER and position == 0)
+                uses.setdefault(tensor, set()).add(
+                    get_op_role(node) is Role.GATHER and position == 0
+                )
         outputs = self.output_nodes
         return [name for name in constants if uses.get(name) == {True} and name not in outputs]
 
     @cached_property
     def shapes(self) -> Shapes:
         """Node → shapes of its results."""
-        return shapes(self.graph)
+        return infer_shapes(self.graph)
 
     @cached_property
     def structure(self) -> GraphStructure:
         """Structure of the graph."""
-        return structure(self.graph, self.output_nodes, self.shapes)
+        return graph_structure(self.graph, self.output_nodes, self.shapes)
 
     @cached_property
     def counted_for(self) -> Mapping[str, str]:
@@ -205,23 +207,23 @@ class TensorFlowModel:
     @cached_property
     def op_nodes(self) -> tuple[NodeDef, ...]:
         """Nodes that compute something."""
-        fed = {node_of(tensor) for tensor in self.signature.input_tensors}
+        fed = {get_node_name(tensor) for tensor in self.signature.input_tensors}
         return tuple(
             node
             for name, node in self.graph.nodes.items()
-            if node.op != CONSTANT and role_of(node) is not Role.NOTHING and name not in fed
+            if node.op != CONSTANT and get_op_role(node) is not Role.NOTHING and name not in fed
         )
 
     @property
     def output_nodes(self) -> frozenset[str]:
         """Nodes of the graph's outputs."""
-        return frozenset(map(node_of, self.signature.output_tensors))
+        return frozenset(map(get_node_name, self.signature.output_tensors))
 
     def with_graph(self, graph: TensorGraph, **changes: Any) -> TensorFlowModel:
         """Return the model with another graph, without unused nodes, and other changes."""
         signature = self.signature
-        graph = graph.pruned(signature.output_tensors, signature.input_tensors)
-        tie_constants(graph)
+        graph = graph.prune_unused(signature.output_tensors, signature.input_tensors)
+        tie_loop_constants(graph)
         return replace(self, graph=graph, original=None, given=None, **changes)
 
     def run(self, feeds: dict[str, Array]) -> list[Any]:
@@ -250,10 +252,10 @@ class ConvertedModel(tf.Module):
         self.signature = signature
         ports = signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
-        fetched = list(map(indexed, signature.output_tensors))
+        fetched = list(map(indexed_name, signature.output_tensors))
 
         def run_graph(*values: tf.Tensor) -> dict[str, tf.Tensor]:
-            fed = dict(zip(map(indexed, signature.input_tensors), values, strict=True))
+            fed = dict(zip(map(indexed_name, signature.input_tensors), values, strict=True))
             results = tf.graph_util.import_graph_def(
                 self.graph_def, input_map=fed, return_elements=fetched, name=""
             )
@@ -279,19 +281,19 @@ class ConvertedModel(tf.Module):
         if training:
             raise ValueError("a converted model cannot be trained; train the original model")
         inputs = kwargs or (args[0] if len(args) == 1 else list(args))
-        assigned = self.signature.assigned(inputs)
+        assigned = self.signature.assign_inputs(inputs)
         if not any(tf.is_tensor(value) for value in assigned):
-            assigned = list(self.signature.bind(inputs).values())
+            assigned = list(self.signature.bind_inputs(inputs).values())
         values = [
             tf.cast(value, port.dtype) if tf.is_tensor(value) else tf.constant(value, port.dtype)
             for value, port in zip(assigned, self.signature.inputs, strict=True)
         ]
         results = self._run(*values)
-        return self.signature.packed([results[port.name] for port in self.signature.outputs])
+        return self.signature.pack_outputs([results[port.name] for port in self.signature.outputs])
 
     def predict(self, x: object, batch_size: int = 32, **_: object) -> Any:
         """Return the outputs for all of `x` as arrays, in batches, as Keras models do."""
-        feeds = self.signature.bind(x)
+        feeds = self.signature.bind_inputs(x)
         split = {
             port.tensor: feeds[port.tensor]
             for port in self.signature.inputs
@@ -312,11 +314,11 @@ class ConvertedModel(tf.Module):
 def build_graph(model: TensorFlowModel) -> OpGraph:
     """Return the graph of all ops that compute something."""
     fusion_group_of = model.structure.layer_of
-    fed = list(map(node_of, model.signature.input_tensors))
+    fed = list(map(get_node_name, model.signature.input_tensors))
     names = {*fed, *(node.name for node in model.op_nodes)}
     ops = []
     for node in model.op_nodes:
-        sources = (node_of(tensor) for tensor in data_inputs(node))
+        sources = (get_node_name(tensor) for tensor in list_data_inputs(node))
         ops.append(
             Op(
                 node.name,
@@ -326,25 +328,25 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
                 writes_int8=node.op in LAYERS
                 and not LAYERS[node.op].is_dense,  # whose integer kernel cannot write floats
-                weights=sum(map(constant_size, model.graph.constants_of(node))),
+                weights=sum(map(count_constant_elements, model.graph.list_node_constants(node))),
                 constants=tuple(
                     constant.name
-                    for constant in model.graph.constants_of(node)
-                    if constant_size(constant) >= MIN_CONSTANT_ELEMENTS
+                    for constant in model.graph.list_node_constants(node)
+                    if count_constant_elements(constant) >= MIN_CONSTANT_ELEMENTS
                 ),
                 layers=model.layers.get(node.name, ()),
                 shape=next(iter(model.shapes.fixed.get(node.name, ())), None),
-                source_precision=_source_precision(model, node),
+                source_precision=_find_source_precision(model, node),
                 widened=model.given is not None,
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in names])
 
 
-def _source_precision(model: TensorFlowModel, node: NodeDef) -> Precision:
+def _find_source_precision(model: TensorFlowModel, node: NodeDef) -> Precision:
     """Return the precision of an op in the graph as given, or of the op that it is a part of."""
     if model.given is not None:
         scopes = node.name.split("/")
         names = ("/".join(scopes[:end]) for end in range(len(scopes), 0, -1))
         node = next((model.given.nodes[name] for name in names if name in model.given), node)
-    return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)
+    return PRECISIONS.get(next(iter(list_result_dtypes(node)), None), Precision.FP32)

@@ -17,18 +17,28 @@ from neural_mp.adaptors.common.calibration import (
     in_source_range,
     sample_fractions,
 )
-from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
+from neural_mp.adaptors.common.op_outputs import (
+    OpOutput,
+    OutputLocation,
+    build_results_graph,
+    read_op_value,
+)
 from neural_mp.adaptors.common.signatures.input_spec import in_parts
-from neural_mp.adaptors.tensorflow.graph.control_flow import find_frames, in_bodies, loops_of
+from neural_mp.adaptors.tensorflow.graph.control_flow import find_frames, in_bodies, map_frame_loops
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner
 from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph, node_of, output_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    Array,
+    TensorGraph,
+    get_node_name,
+    get_output_index,
+)
 from neural_mp.adaptors.tensorflow.kernels.convert import protect_summands
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel, build_graph
 from neural_mp.core.graph import OpGraph
 
 
-def float_results(
+def select_float_results(
     imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
 ) -> dict[str, tf.Tensor]:
     """Return the named tensors of an imported graph that are floating-point and can be fetched.
@@ -38,15 +48,20 @@ def float_results(
     differ in every iteration.
     """
     within = find_frames(graph)  # without the exits of outermost loops
-    return _float_tensors(imported, (name for name in tensors if node_of(name) not in within))
+    return _select_float_tensors(
+        imported, (name for name in tensors if get_node_name(name) not in within)
+    )
 
 
-def _float_tensors(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
+def _select_float_tensors(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
     floats = {}
     for name in tensors:
-        results = imported.get_operation_by_name(node_of(name)).outputs
-        if len(results) > output_of(name) and results[output_of(name)].dtype.is_floating:
-            floats[name] = results[output_of(name)]
+        results = imported.get_operation_by_name(get_node_name(name)).outputs
+        if (
+            len(results) > get_output_index(name)
+            and results[get_output_index(name)].dtype.is_floating
+        ):
+            floats[name] = results[get_output_index(name)]
     return floats
 
 
@@ -56,15 +71,15 @@ class LoopRecords:
     def __init__(self, imported: tf.Graph, graph: TensorGraph) -> None:
         self._imported = imported
         self._frames = find_frames(graph)
-        self._loops = loops_of(graph, self._frames)
+        self._loops = map_frame_loops(graph, self._frames)
 
-    def collected(self, tensor: str, record: tf.Tensor) -> tf.Tensor:
+    def collect_record(self, tensor: str, record: tf.Tensor) -> tf.Tensor:
         """Return the concatenated records of all iterations, outside of all loops.
 
         The record of a tensor is a vector of float32 that is computed in the same loop.
         """
         ops = tf.raw_ops
-        nest = self._enclosing_loops(self.loop(tensor))
+        nest = self._list_enclosing_loops(self.loop_of(tensor))
         handle = ops.EmptyTensorList(
             element_shape=tf.constant(-1),
             max_num_elements=tf.constant(-1),
@@ -91,11 +106,11 @@ class LoopRecords:
             element_dtype=tf.float32,
         ).tensor
 
-    def loop(self, tensor: str) -> str:
+    def loop_of(self, tensor: str) -> str:
         """Return the loop in which a tensor is computed."""
-        return self._frames[node_of(tensor)]
+        return self._frames[get_node_name(tensor)]
 
-    def _enclosing_loops(self, loop: str) -> list[str]:
+    def _list_enclosing_loops(self, loop: str) -> list[str]:
         """Return a loop and its enclosing loops, the outermost first."""
         nest = []
         while loop:
@@ -108,7 +123,7 @@ class LoopRecords:
 _INPUT_BYTES = 8 << 20
 
 
-def watch(
+def watch_statistics(
     model: TensorFlowModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
     """Run batches and yield statistics of the named tensors that are floating-point.
@@ -118,13 +133,13 @@ def watch(
     graph, weights = model.without_weights()
     with graph.as_default():
         positions = tf.constant(sample_fractions())
-        numbers = float_results(graph, model.graph, sorted(tensors))
+        numbers = select_float_results(graph, model.graph, sorted(tensors))
         reduced = {name: _reduce_tensor(tensor, positions) for name, tensor in numbers.items()}
         recorded = _record_by_loop(graph, model.graph, sorted(tensors), _record_statistics)
     fetches = [tensor.name for results in reduced.values() for tensor in results]
     fetches += [tensor.name for tensor in recorded.values()]
     runner = Runner(graph, weights)
-    for feeds in map(model.signature.bind, batches):
+    for feeds in map(model.signature.bind_inputs, batches):
         for part in _split_batch(model, feeds):
             outputs = map(np.asarray, runner(part, fetches))
             for name, results in reduced.items():
@@ -136,10 +151,10 @@ def watch(
                 stats = BatchStats(low, high, power, count, sample, mean)
                 yield name, in_source_range(stats, model.source_ranges.get(name))
             for names in recorded:
-                yield from _iteration_statistics(names, next(outputs))
+                yield from _iterate_iteration_statistics(names, next(outputs))
 
 
-def values(
+def observe_values(
     model: TensorFlowModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, Array]]:
     """Run batches and yield the values of the named tensors that are floating-point.
@@ -148,9 +163,9 @@ def values(
     """
     graph, weights = model.without_weights()
     with graph.as_default():
-        numbers = float_results(graph, model.graph, sorted(tensors))
+        numbers = select_float_results(graph, model.graph, sorted(tensors))
     runner = Runner(graph, weights)
-    for feeds in map(model.signature.bind, batches):
+    for feeds in map(model.signature.bind_inputs, batches):
         for part in _split_batch(model, feeds):
             # The runtime does not return what it is fed.
             fetched = [tensor.name for name, tensor in numbers.items() if name not in part]
@@ -169,10 +184,12 @@ def _record_by_loop(
 ) -> dict[tuple[str, ...], tf.Tensor]:
     """Return tensors of the same loop → their records of all iterations, in this order."""
     records, bodies = LoopRecords(imported, graph), in_bodies(graph)
-    inside = _float_tensors(imported, (name for name in tensors if node_of(name) in bodies))
+    inside = _select_float_tensors(
+        imported, (name for name in tensors if get_node_name(name) in bodies)
+    )
     by_loop: dict[str, list[str]] = {}
     for name in inside:
-        by_loop.setdefault(records.loop(name), []).append(name)
+        by_loop.setdefault(records.loop_of(name), []).append(name)
     collected = {}
     for names in by_loop.values():
         parts = []
@@ -181,7 +198,7 @@ def _record_by_loop(
                 parts.append(record(tensor))
         with tf.control_dependencies([parts[0].op]):
             joined = tf.concat(parts, 0)
-        collected[tuple(names)] = records.collected(names[0], joined)
+        collected[tuple(names)] = records.collect_record(names[0], joined)
     return collected
 
 
@@ -195,7 +212,9 @@ def _record_statistics(tensor: tf.Tensor) -> tf.Tensor:
     return tf.concat([length, record], 0)
 
 
-def _iteration_statistics(names: Sequence[str], records: Array) -> Iterator[tuple[str, BatchStats]]:
+def _iterate_iteration_statistics(
+    names: Sequence[str], records: Array
+) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor → its statistics, for every iteration in which it is not empty."""
     for name in cycle(names):
         if not records.size:
@@ -208,17 +227,17 @@ def _iteration_statistics(names: Sequence[str], records: Array) -> Iterator[tupl
             yield name, BatchStats(low, high, power, size // len(power), sample, mean)
 
 
-def element_counts(
+def count_tensor_elements(
     model: TensorFlowModel, inputs: object, tensors: Collection[str]
 ) -> dict[str, float]:
     """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
 
     Only a graph with sizes that depend on values is run.
     """
-    feeds = model.signature.bind(inputs)
+    feeds = model.signature.bind_inputs(inputs)
     inferred = with_sizes(model.graph, {name: array.shape for name, array in feeds.items()})
     if inferred is not None:
-        numbers = float_results(inferred, model.graph, sorted(tensors))
+        numbers = select_float_results(inferred, model.graph, sorted(tensors))
         sizes = {name: tensor.shape.num_elements() for name, tensor in numbers.items()}
         if None not in sizes.values():
             return {name: float(size) for name, size in sizes.items() if size}
@@ -231,7 +250,7 @@ def _count_elements(
     ops = tf.raw_ops
     graph, weights = model.without_weights()
     with graph.as_default():
-        numbers = float_results(graph, model.graph, tensors)
+        numbers = select_float_results(graph, model.graph, tensors)
         sizes = {name: ops.Size(input=x, out_type=tf.int64) for name, x in numbers.items()}
         recorded = _record_by_loop(
             graph,
@@ -280,7 +299,7 @@ def _reduce_tensor(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, 
 
 
 def _split_batch(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
-    samples, total = model.signature.samples(feeds), sum(a.nbytes for a in feeds.values())
+    samples, total = model.signature.count_samples(feeds), sum(a.nbytes for a in feeds.values())
     return in_parts(feeds, samples, max(1, samples * _INPUT_BYTES // max(total, 1)))
 
 
@@ -290,23 +309,23 @@ def first_non_finite(model: TensorFlowModel, inputs: object) -> str | None:
     names, checks = [], []
     with graph.as_default():
         nodes = [node.name for node in model.op_nodes]
-        for name, tensor in float_results(graph, model.graph, nodes).items():
+        for name, tensor in select_float_results(graph, model.graph, nodes).items():
             names.append(model.counted_for.get(name, name))
             checks.append(tf.reduce_all(tf.math.is_finite(tensor)).name)
-    feeds = model.signature.bind(inputs)
+    feeds = model.signature.bind_inputs(inputs)
     results = Runner(graph, weights)(feeds, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)
 
 
-def observable_ops(model: TensorFlowModel) -> OpGraph:
+def build_observable_graph(model: TensorFlowModel) -> OpGraph:
     """Return the ops with observable results; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
         return written
-    return results_graph(written, model.results, {op.name: op.name for op in written})
+    return build_results_graph(written, model.results, {op.name: op.name for op in written})
 
 
-def op_outputs(
+def make_op_outputs(
     model: TensorFlowModel, ops: Collection[str]
 ) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of some ops.
@@ -314,12 +333,12 @@ def op_outputs(
     Ops run as written in the graph, without fusion of float ops by the runtime.
     """
     slots = {op: model.results.get(op, OutputLocation(op, "")) for op in ops}
-    fetched = frozenset(node_of(slot.tensor) for slot in slots.values())
+    fetched = frozenset(get_node_name(slot.tensor) for slot in slots.values())
     # Fetched tensors must not be overwritten by a kernel that adds in place.
-    copied = model.graph.copy()
+    copied = model.graph.copy_graph()
     protect_summands(copied, fetched)
     graph, weights = replace(model, graph=copied).without_weights()
-    numbers = float_results(graph, copied, {slot.tensor for slot in slots.values()})
+    numbers = select_float_results(graph, copied, {slot.tensor for slot in slots.values()})
     real = {
         op: slot
         for op, slot in slots.items()
@@ -329,11 +348,13 @@ def op_outputs(
     runner = Runner(graph, weights)
 
     def compute_outputs(inputs: object) -> dict[str, OpOutput]:
-        feeds = model.signature.bind(inputs)
+        feeds = model.signature.bind_inputs(inputs)
         tensors = map(np.asarray, runner(feeds, fetches))
         arrays = (array.view(np.uint8) if array.dtype.names else array for array in tensors)
         results = dict(zip(fetches, arrays, strict=True))
-        outputs = {op: op_value(results[slot.tensor], slot.encoding) for op, slot in real.items()}
+        outputs = {
+            op: read_op_value(results[slot.tensor], slot.encoding) for op, slot in real.items()
+        }
         return {op: value for op, value in outputs.items() if value is not None}
 
     return compute_outputs

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, node_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, get_node_name
 from neural_mp.adaptors.tensorflow.model import PRECISIONS, TensorFlowModel
-from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
+from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 
 #: Label of a kernel in the statistics: `name = Type(input, other:1)`.
@@ -21,17 +21,17 @@ _BYTES = (tf.quint8, tf.qint8, tf.uint8, tf.int8)
 _INTEGER = "Quantized"
 
 
-def trace(model: TensorFlowModel, inputs: object) -> dict[str, OpTrace]:
+def trace_kernels(model: TensorFlowModel, inputs: object) -> dict[str, OpTrace]:
     """Return op → its kernels, without inserted conversions.
 
     Ops that the runtime fuses at startup appear under the name of the last.
     """
     model = model.as_given
-    feeds = model.signature.bind(inputs)
+    feeds = model.signature.bind_inputs(inputs)
     fetches = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
-    (run,) = model.runner.traced(feeds, fetches, 1)
-    stats = list(_node_statistics(run))
-    dtypes = {node.node_name: _output_dtypes(node) for node in stats}
+    (run,) = model.runner.trace_runs(feeds, fetches, 1)
+    stats = list(_iterate_node_statistics(run))
+    dtypes = {node.node_name: _list_output_dtypes(node) for node in stats}
     traced: dict[str, list[TracedKernel]] = {}
     for node in stats:
         op = model.written.get(node.node_name, node.node_name)
@@ -43,27 +43,27 @@ def trace(model: TensorFlowModel, inputs: object) -> dict[str, OpTrace]:
         operands = [
             dtype
             for tensor in label["inputs"].split(", ")
-            for dtype in dtypes.get(node_of(tensor), ())[:1]
+            for dtype in dtypes.get(get_node_name(tensor), ())[:1]
         ]
         traced.setdefault(op, []).append(
-            _traced_kernel(label["type"], [*_output_dtypes(node)[:1], *operands])
+            _make_traced_kernel(label["type"], [*_list_output_dtypes(node)[:1], *operands])
         )
     # The runtime fuses or drops many float ops, but no integer kernels.
     integers = (name for name, node in model.graph.nodes.items() if _INTEGER in node.op)
-    reached = {op: op_trace(kernels) for op, kernels in traced.items()}
+    reached = {op: build_op_trace(kernels) for op, kernels in traced.items()}
     return {**dict.fromkeys((model.written.get(n, n) for n in integers), NOT_REACHED), **reached}
 
 
-def _node_statistics(run: StepStats) -> Iterator[NodeExecStats]:
+def _iterate_node_statistics(run: StepStats) -> Iterator[NodeExecStats]:
     for device in run.dev_stats:
         yield from device.node_stats
 
 
-def _output_dtypes(node: NodeExecStats) -> list[tf.DType]:
+def _list_output_dtypes(node: NodeExecStats) -> list[tf.DType]:
     return [tf.as_dtype(output.tensor_description.dtype) for output in node.output]
 
 
-def _traced_kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
+def _make_traced_kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
     """Return a kernel, given the types of its first output and its inputs, in that order."""
     if _INTEGER in name:
         return TracedKernel(name, Precision.INT8, True)
@@ -80,12 +80,12 @@ def time_ops(model: TensorFlowModel, inputs: object, runs: int) -> dict[str, lis
     Ops that the runtime fuses at startup appear under the name of the last, and count for their
     layer.
     """
-    feeds = model.signature.bind(inputs)
+    feeds = model.signature.bind_inputs(inputs)
     outputs = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     timings: dict[str, list[float]] = defaultdict(list)
-    for run in model.runner.traced(feeds, outputs, runs):
+    for run in model.runner.trace_runs(feeds, outputs, runs):
         seconds: dict[str, float] = defaultdict(float)
-        for node in _node_statistics(run):
+        for node in _iterate_node_statistics(run):
             if node.node_name in model.graph:
                 name = model.counted_for.get(node.node_name, node.node_name)
                 seconds[name] += (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from neural_mp.compat.inc.import_aliases import HERE, absent_names, register
+from neural_mp.compat.inc.import_aliases import HERE, make_absent_getter, register
 
 #: Module → names that are defined there.
 _MODULES = {
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{HERE}.{_NAMES[name]}"), name)
     if name in _MODULES:
         return importlib.import_module(f"{HERE}.{name}")
-    return absent_names({**_NAMES, "__name__": __name__})(name)
+    return make_absent_getter({**_NAMES, "__name__": __name__})(name)
 
 
 register(HERE)

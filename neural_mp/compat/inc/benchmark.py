@@ -22,8 +22,8 @@ from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
-from neural_mp.compat.inc.model import Model, ports_there, runnable
-from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.compat.inc.model import Model, list_existing_ports, runnable
+from neural_mp.compat.inc.user_objects import list_tensor_names
 from neural_mp.compat.inc.utils import logger
 from neural_mp.config import Settings
 from neural_mp.core.criterion import Deadline
@@ -31,7 +31,7 @@ from neural_mp.errors import ConfigurationError, DataError, TuningError
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.util.pytree import batch_size_of
-from neural_mp.util.system.processes import restore_environment, worker_environment
+from neural_mp.util.system.processes import make_worker_environment, restore_environment
 
 #: Default number of timed batches; INC times all data.
 _MAX_BATCHES = 100
@@ -88,9 +88,13 @@ class Performance:
         """Samples per second, summed over all instances."""
         return sum(self.batch_size * len(seconds) / sum(seconds) for seconds in self.seconds)
 
-    def lines(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         """The results as INC logs them: of every instance, then of all together."""
-        rows = [line for seconds in self.seconds for line in _speed_lines(self.batch_size, seconds)]
+        rows = [
+            line
+            for seconds in self.seconds
+            for line in _format_speed_lines(self.batch_size, seconds)
+        ]
         count = len(self.seconds)
         if count == 1:
             return rows
@@ -121,7 +125,7 @@ class Accuracy:
         """Unpack as INC's results: accuracy, batch size, seconds of every batch."""
         return iter((self.value, self.batch_size, list(self.seconds)))
 
-    def lines(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         """The result as INC logs it."""
         values = self.value if isinstance(self.value, list) else [self.value]
         return [
@@ -130,7 +134,7 @@ class Accuracy:
         ]
 
 
-def _speed_lines(batch_size: int, seconds: Sequence[float]) -> list[str]:
+def _format_speed_lines(batch_size: int, seconds: Sequence[float]) -> list[str]:
     latency = float(np.mean(seconds)) / batch_size
     return [
         f"Batch size = {batch_size}",
@@ -141,7 +145,7 @@ def _speed_lines(batch_size: int, seconds: Sequence[float]) -> list[str]:
 
 def log_result(result: Performance | Accuracy, heading: str) -> None:
     """Log a heading and the lines of a result."""
-    for line in (heading, *result.lines()):
+    for line in (heading, *result.log_lines()):
         logger.info(line)
 
 
@@ -182,7 +186,7 @@ def fit(
         conf.warmup,
         conf.iteration,
         *limit_instances(conf.cores_per_instance, conf.num_of_instance or 1),
-        (tensor_names(conf.inputs), tensor_names(conf.outputs)),
+        (list_tensor_names(conf.inputs), list_tensor_names(conf.outputs)),
     )
     log_result(performance, "benchmark result:")
     return performance
@@ -208,7 +212,7 @@ def measure_speed(
         instances: number of concurrent processes.
         ports: names of inputs and outputs, if the model does not define them.
     """
-    batches = list(itertools.islice(Batches(loader, "b_dataloader").inputs(), _MAX_BATCHES))
+    batches = list(itertools.islice(Batches(loader, "b_dataloader").iterate_inputs(), _MAX_BATCHES))
     count = iterations if iterations > 0 else len(batches)
     job = Job(model, batches, max(0, warmup), count, *ports)
     if instances == 1 and cores is None:  # in this process, on all its cores
@@ -231,9 +235,9 @@ def measure_accuracy(
     metrics = gather_metrics(metric, settings, batches, None)
     if not metrics:
         raise ConfigurationError("metric must be set to measure accuracy, got none")
-    postprocess = postprocess or config_objects.postprocess(settings)
+    postprocess = postprocess or config_objects.build_postprocess(settings)
     loaded = load_runnable(
-        model, *ports_there(model, settings.options.inputs, settings.options.outputs)
+        model, *list_existing_ports(model, settings.options.inputs, settings.options.outputs)
     )
     evaluator = Evaluator(batches, metrics, None, postprocess)
     timer = _Timer(loaded)
@@ -267,7 +271,7 @@ def limit_instances(cores: int | None, instances: int) -> tuple[int | None, int]
 
     Files and scripts are written for servers, and run unchanged on any machine.
     """
-    available = len(_usable_cores())
+    available = len(_list_usable_cores())
     if (cores or 1) * instances <= available:
         return cores, instances
     logger.warning(
@@ -280,13 +284,13 @@ def limit_instances(cores: int | None, instances: int) -> tuple[int | None, int]
     return None, 1
 
 
-def _usable_cores() -> list[int]:
+def _list_usable_cores() -> list[int]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return cores or list(range(os.cpu_count() or 1))
 
 
 def _split_cores(cores: int | None, instances: int) -> list[list[int]]:
-    available = _usable_cores()
+    available = _list_usable_cores()
     share = cores if cores is not None else len(available) // instances
     if share < 1 or share * instances > len(available):
         raise ConfigurationError(
@@ -317,7 +321,7 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
             job.model.save(saved)
             job = replace(job, model=str(saved))
         task = cloudpickle.dumps(job)
-        with ProcessPoolExecutor(len(shares), env=worker_environment(threads)) as pool:
+        with ProcessPoolExecutor(len(shares), env=make_worker_environment(threads)) as pool:
             runs = [
                 pool.submit(_run_instance, task, list(cores), ready, len(shares))
                 for cores in shares

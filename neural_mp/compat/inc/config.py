@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from neural_mp.compat.inc.constraints import weight_only_limits
-from neural_mp.compat.inc.import_aliases import absent_names
-from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.compat.inc.import_aliases import make_absent_getter
+from neural_mp.compat.inc.user_objects import list_tensor_names
 from neural_mp.config import Options, Settings, settings_from, values
 from neural_mp.config.inc_dialect import (
     IGNORED,
@@ -24,7 +24,7 @@ from neural_mp.core import criterion
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Dialect
 from neural_mp.core.precision import Precision, parse_precisions
-from neural_mp.data.option_checks import one_of
+from neural_mp.data.option_checks import check_one_of
 from neural_mp.space import ConversionRules, OpConstraint
 from neural_mp.space.capability import Constraints
 from neural_mp.util import validators
@@ -71,7 +71,7 @@ class AccuracyCriterion:
     tolerable_loss: float = 0.01
 
     def __post_init__(self) -> None:
-        one_of("criterion", self.criterion, ("relative", "absolute"))
+        check_one_of("criterion", self.criterion, ("relative", "absolute"))
 
     @property
     def relative(self) -> float | None:
@@ -138,7 +138,7 @@ class _Conversion:
     accuracy_criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
     tuning_criterion: TuningCriterion = field(default_factory=TuningCriterion)
 
-    def settings_for(
+    def convert_to_settings(
         self, precisions: tuple[Precision, ...], constraints: Constraints, **options: Any
     ) -> Settings:
         """Return the equivalent settings.
@@ -148,15 +148,15 @@ class _Conversion:
         """
         target = target_of_backend(self.backend)
         self._warn_without_effect(("backend",) if target else ())
-        tuning = _tuning_options(self.accuracy_criterion, self.tuning_criterion)
+        tuning = _convert_tuning_options(self.accuracy_criterion, self.tuning_criterion)
         if target not in (None, machine.HOST_TARGET):
             if self.tuning_criterion.strategy == TuningCriterion.strategy:
                 del tuning["strategy"]  # accelerators have a strategy of their own
             options["target"] = target
         return Settings(
             Options(
-                inputs=tuple(tensor_names(self.inputs) or ()) or None,
-                outputs=tuple(tensor_names(self.outputs) or ()) or None,
+                inputs=tuple(list_tensor_names(self.inputs) or ()) or None,
+                outputs=tuple(list_tensor_names(self.outputs) or ()) or None,
                 precisions=precisions,
                 **tuning,
                 **options,
@@ -187,7 +187,7 @@ def _resolve_strategy(name: str | None) -> str | None:
         return None
     strategy = validate_option("strategy", values.TEXT, name).lower()
     if strategy in OTHER_STRATEGIES:
-        _SOURCE.ignored(("strategy", name), OTHER_STRATEGIES[strategy])
+        _SOURCE.warn_ignored(("strategy", name), OTHER_STRATEGIES[strategy])
     return STRATEGIES.get(strategy, strategy)
 
 
@@ -201,10 +201,10 @@ def _convert_criterion(loss: AccuracyCriterion) -> criterion.AccuracyCriterion:
     )
 
 
-def _tuning_options(loss: AccuracyCriterion, search: TuningCriterion) -> dict[str, Any]:
+def _convert_tuning_options(loss: AccuracyCriterion, search: TuningCriterion) -> dict[str, Any]:
     objective = _validate_attribute(search, "objective", values.OBJECTIVE)
     if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
-        _SOURCE.ignored(("objective", objective), IGNORED_OBJECTIVES[objective])
+        _SOURCE.warn_ignored(("objective", objective), IGNORED_OBJECTIVES[objective])
         objective = None
     options = dict(
         strategy=_resolve_strategy(search.strategy),
@@ -212,7 +212,7 @@ def _tuning_options(loss: AccuracyCriterion, search: TuningCriterion) -> dict[st
         objective=objective,
         exit_policy=criterion.ExitPolicy(
             timeout=_validate_attribute(search, "timeout", values.ANY_SECONDS),
-            max_trials=_validate_attribute(search, "max_trials", values.raised_to(1)),
+            max_trials=_validate_attribute(search, "max_trials", values.validate_raised_integer(1)),
         ),
     )
     return {name: value for name, value in options.items() if value is not None}
@@ -247,7 +247,7 @@ class PostTrainingQuantConfig(_Conversion):
         for approach in _APPROACHES:
             if approach in str(self.approach):
                 self.approach = approach
-        one_of("approach", self.approach, tuple(_APPROACHES))
+        check_one_of("approach", self.approach, tuple(_APPROACHES))
 
     def settings(self) -> Settings:
         """Return the equivalent settings; raise ConfigurationError for an invalid value."""
@@ -265,7 +265,7 @@ class PostTrainingQuantConfig(_Conversion):
             limits = _parse_constraints(
                 "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
             )
-        return self.settings_for(
+        return self.convert_to_settings(
             parse_precisions(precisions),
             approach=INT8_APPROACHES[_APPROACHES[self.approach]],
             sampling_size=validate_option("calibration_sampling_size", values.SIZES, listed),
@@ -290,7 +290,7 @@ class MixedPrecisionConfig(_Conversion):
         allowed = tuple(
             precision for precision in requested if precision not in self.excluded_precisions
         )
-        return self.settings_for(allowed or (Precision.FP32,), constraints=limits)
+        return self.convert_to_settings(allowed or (Precision.FP32,), constraints=limits)
 
 
 @dataclass
@@ -325,7 +325,7 @@ class QuantizationAwareTrainingConfig(_Conversion):
 
     def criterion(self) -> criterion.AccuracyCriterion:
         """Return the tolerable loss; raise ConfigurationError for an invalid tuning criterion."""
-        options = _tuning_options(self.accuracy_criterion, self.tuning_criterion)
+        options = _convert_tuning_options(self.accuracy_criterion, self.tuning_criterion)
         loss: criterion.AccuracyCriterion = options["accuracy_criterion"]
         return loss
 
@@ -372,4 +372,4 @@ class ExportConfig:
 TF2ONNXConfig = Torch2ONNXConfig = ExportConfig
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

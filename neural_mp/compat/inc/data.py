@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neural_mp.compat.inc.components import vocabulary
-from neural_mp.compat.inc.import_aliases import absent_names
-from neural_mp.compat.inc.metric import Names, framework_of
+from neural_mp.compat.inc.components import load_vocabulary
+from neural_mp.compat.inc.import_aliases import make_absent_getter
+from neural_mp.compat.inc.metric import Names, translate_framework_name
 from neural_mp.compat.inc.user_objects import DataLoader as CommonDataLoader
 from neural_mp.compat.inc.user_objects import Postprocess
 from neural_mp.data.loader import (
@@ -60,22 +60,22 @@ class _DatasetNames(Names):
     """
 
     def __init__(self, framework: str | None) -> None:
-        super().__init__(vocabulary(framework).datasets)
+        super().__init__(load_vocabulary(framework).datasets)
         self._framework = framework
 
     def __getitem__(self, name: str) -> Any:
         super().__getitem__(name)  # raises for unknown names
-        return _dataset_class(self._framework, name)
+        return _make_dataset_class(self._framework, name)
 
 
 def Datasets(framework: str) -> Names:  # noqa: N802  # their name
     """Return the datasets of a framework: `Datasets("tensorflow")["dummy"](shape, transform=…)`."""
-    return _DatasetNames(framework_of(framework))
+    return _DatasetNames(translate_framework_name(framework))
 
 
 def TRANSFORMS(framework: str, process: str = "preprocess") -> Names:  # noqa: N802  # their name
     """Return the transforms of a framework, for samples and for results."""
-    return Names(vocabulary(framework_of(framework)).transforms)
+    return Names(load_vocabulary(translate_framework_name(framework)).transforms)
 
 
 def DataLoader(framework: str, dataset: object, **options: Any) -> CommonDataLoader:  # noqa: N802
@@ -101,14 +101,14 @@ def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
     options = {key: value for key, value in dataloader_cfg.items() if value is not None}
     without = ("filter", "distributed", "num_workers", "pin_memory", "sampler")
     supported = {key: value for key, value in options.items() if key not in without}
-    return build_dataloader(supported, vocabulary(framework_of(framework)))
+    return build_dataloader(supported, load_vocabulary(translate_framework_name(framework)))
 
 
-def _dataset_class(framework: str | None, name: str) -> Any:
+def _make_dataset_class(framework: str | None, name: str) -> Any:
     def make_dataset(
         *positional: object, transform: Any = None, filter: object = None, **options: object
     ) -> Any:
-        dataset = vocabulary(framework).datasets.find(name)(*positional, **options)
+        dataset = load_vocabulary(framework).datasets.find_factory(name)(*positional, **options)
         if transform is None:
             return dataset
         indexable = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
@@ -143,8 +143,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     framework, transform = _TRANSFORMS.get(name, (None, ""))
-    if transform in vocabulary(framework).transforms:
-        return vocabulary(framework).transforms.find(transform)
+    if transform in load_vocabulary(framework).transforms:
+        return load_vocabulary(framework).transforms.find_factory(transform)
     if name in _DATASETS:
-        return _dataset_class(*_DATASETS[name])
-    return absent_names(globals())(name)
+        return _make_dataset_class(*_DATASETS[name])
+    return make_absent_getter(globals())(name)

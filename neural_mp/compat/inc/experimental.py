@@ -15,17 +15,24 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
-from neural_mp.compat.inc.components import vocabulary
-from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
-from neural_mp.compat.inc.model import Model, Result, native, on_graphs, ports_there, runnable
+from neural_mp.compat.inc.components import load_vocabulary
+from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
+from neural_mp.compat.inc.model import (
+    Model,
+    Result,
+    evaluate_on_graphs,
+    list_existing_ports,
+    native,
+    runnable,
+)
 from neural_mp.compat.inc.quantization import skip_accuracy_check
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
     Metric,
     Postprocess,
-    metric_of,
-    postprocess_of,
-    settings_of,
+    build_user_metric,
+    build_user_postprocess,
+    convert_to_settings,
 )
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
@@ -50,7 +57,7 @@ class Configured:
     """
 
     def __init__(self, conf_fname_or_obj: object = None) -> None:
-        self.settings = settings_of(conf_fname_or_obj)
+        self.settings = convert_to_settings(conf_fname_or_obj)
         self.model: Any = self.settings.options.model
         self.metric: Any = None
         self.postprocess: Any = None
@@ -68,7 +75,7 @@ class Configured:
         """
         if shape:
             options["shape"] = shape[0]
-        return build_dataset({name: options}, vocabulary(self.settings.options.framework))
+        return build_dataset({name: options}, load_vocabulary(self.settings.options.framework))
 
     def dataloader(self, dataset: object, batch_size: int = 1, **options: Any) -> DataLoader:
         """Return a loader of a dataset."""
@@ -120,18 +127,18 @@ class Benchmark(Configured):
         if self.b_func is not None:
             return self.b_func(model)
         if loader is None and not is_accuracy:
-            loader = config_objects.loader(settings, config_objects.PERFORMANCE)
+            loader = config_objects.build_loader(settings, config_objects.PERFORMANCE)
         if loader is None:
-            loader = config_objects.loader(settings, config_objects.ACCURACY)
+            loader = config_objects.build_loader(settings, config_objects.ACCURACY)
         if loader is None:
             raise DataError("b_dataloader must be set, as the configuration has no dataloader")
         if is_accuracy:
-            metric = metric_of(self.metric, settings.options.framework)
-            postprocess = postprocess_of(self.postprocess)
+            metric = build_user_metric(self.metric, settings.options.framework)
+            postprocess = build_user_postprocess(self.postprocess)
             return benchmark.measure_accuracy(settings, model, loader, metric, postprocess)
         speed = settings.evaluation.performance
         cores, instances = benchmark.limit_instances(speed.cores_per_instance, speed.instances)
-        ports = ports_there(model, settings.options.inputs, settings.options.outputs)
+        ports = list_existing_ports(model, settings.options.inputs, settings.options.outputs)
         return benchmark.measure_speed(
             model, loader, speed.warmup, speed.iteration, cores, instances, ports
         )
@@ -193,11 +200,11 @@ class _Experiment(Configured):
         tuning.precisions = _without_idle_fp16(self.precisions, tuning.model, tuning.framework)
         tuning.calib_dataloader = self.calib_dataloader
         tuning.eval_dataloader = self.eval_dataloader
-        tuning.eval_func = on_graphs(self.eval_func, tuning.model, tuning.target)
-        tuning.metric = metric_of(self.metric, self.settings.options.framework)
-        tuning.postprocess = postprocess_of(self.postprocess)
+        tuning.eval_func = evaluate_on_graphs(self.eval_func, tuning.model, tuning.target)
+        tuning.metric = build_user_metric(self.metric, self.settings.options.framework)
+        tuning.postprocess = build_user_postprocess(self.postprocess)
         tuning.objective = self.objective or tuning.objective
-        tuning.inputs, tuning.outputs = ports_there(
+        tuning.inputs, tuning.outputs = list_existing_ports(
             tuning.model, self.input or tuning.inputs, self.output or tuning.outputs
         )
         return Result(skip_accuracy_check(tuning, self.settings).fit())
@@ -252,4 +259,4 @@ __all__ = [
 ]
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

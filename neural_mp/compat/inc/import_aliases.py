@@ -306,17 +306,17 @@ class Absent:
         return self()
 
 
-def absent_names(module: dict[str, Any]) -> Callable[[str], Any]:
+def make_absent_getter(module: dict[str, Any]) -> Callable[[str], Any]:
     """Return a module's `__getattr__`: a placeholder for missing names, AttributeError for others.
 
     `module` holds the names that the module defines.
     """
 
-    def absent_attribute(name: str) -> Any:
+    def get_absent_attribute(name: str) -> Any:
         if name in ABSENT:
             return Absent(name)
         raise AttributeError(
             f"module {module['__name__']!r} has no attribute {name!r}{did_you_mean(name, module)}"
         )
 
-    return absent_attribute
+    return get_absent_attribute

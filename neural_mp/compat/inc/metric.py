@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from neural_mp.compat.inc.components import vocabulary
-from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.components import load_vocabulary
+from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.user_objects import Metric
 from neural_mp.config.inc_dialect import FRAMEWORKS
 from neural_mp.data.registry import Registry
@@ -34,7 +34,7 @@ class Names(Mapping[str, Any]):
         self._registry = registry
 
     def __getitem__(self, name: str) -> Any:
-        return self._registry.find(name)
+        return self._registry.find_factory(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._registry)
@@ -43,14 +43,14 @@ class Names(Mapping[str, Any]):
         return len(self._registry)
 
 
-def framework_of(name: str | None) -> str | None:
+def translate_framework_name(name: str | None) -> str | None:
     """Return our name of an INC framework; None if not supported."""
     return FRAMEWORKS.get(str(name).lower())
 
 
 def METRICS(framework: str) -> Names:  # noqa: N802  # their name
     """Return the metrics of a framework."""
-    return Names(vocabulary(framework_of(framework)).metrics or OUR_METRICS)
+    return Names(load_vocabulary(translate_framework_name(framework)).metrics or OUR_METRICS)
 
 
 class BaseMetric:
@@ -80,13 +80,13 @@ class BaseMetric:
         raise NotImplementedError
 
 
-__all__ = ["METRICS", "BaseMetric", "Metric", "Names", "framework_of"]
+__all__ = ["METRICS", "BaseMetric", "Metric", "Names", "translate_framework_name"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _CLASSES:
         for framework in (None, "tensorflow", "onnxrt", "pytorch"):
-            metrics = vocabulary(framework).metrics or OUR_METRICS
+            metrics = load_vocabulary(framework).metrics or OUR_METRICS
             if _CLASSES[name] in metrics:
-                return metrics.find(_CLASSES[name])
-    return absent_names(globals())(name)
+                return metrics.find_factory(_CLASSES[name])
+    return make_absent_getter(globals())(name)

@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 from neural_mp.adaptors.loaded_model import AnyModel, TransferredModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.compat.inc.user_objects import list_tensor_names
 from neural_mp.core.hardware import HOST_TARGET, TARGETS
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.reporting.tables import verdict
+from neural_mp.reporting.tables import verdict_line
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -30,7 +30,7 @@ _FP32_RESULT = "the result is the FP32 model"
 _results: WeakKeyDictionary[Any, OptimizedModel] = WeakKeyDictionary()
 
 
-def own_object(optimized: OptimizedModel) -> Any:
+def get_own_object(optimized: OptimizedModel) -> Any:
     """Return the framework's object of a result; keep the result while the object lives."""
     instance = optimized.model
     # Objects without weak references are loaded again when needed.
@@ -56,7 +56,7 @@ def runnable(model: object) -> Any:
     return instance
 
 
-def ports_there(
+def list_existing_ports(
     model: object, inputs: object, outputs: object
 ) -> tuple[list[str] | None, list[str] | None]:
     """Return the names of existing inputs and outputs; like INC, only warn about unknown names.
@@ -71,29 +71,29 @@ def ports_there(
         None for the inputs if one is unknown; for the outputs if none is known, or, in an ONNX
         model, if one is unknown.
     """
-    input_names, output_names = tensor_names(inputs), tensor_names(outputs)
-    existing = _known_ports(model) if input_names or output_names else None
+    input_names, output_names = list_tensor_names(inputs), list_tensor_names(outputs)
+    existing = _list_known_ports(model) if input_names or output_names else None
     if existing is None:
         return input_names, output_names
     inputs = _keep_known("input", input_names, existing[0])
     outputs = _keep_known("output", output_names, existing[1])
     # INC reads no names for ONNX models, and metrics count all outputs.
-    is_complete = outputs == output_names or _onnx_graph(model) is None
+    is_complete = outputs == output_names or _read_onnx_graph(model) is None
     return inputs if inputs == input_names else None, (outputs if is_complete else None) or None
 
 
 def _keep_known(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
     """Return the known names; log the others."""
     for name in names or ():
-        if not {name, node_name(name)} & known:
+        if not {name, get_node_name(name)} & known:
             hint = did_you_mean(name, known)
             logger.warning("%s %r is ignored: the model has no such tensor%s", kind, name, hint)
-    return [name for name in names or () if {name, node_name(name)} & known]
+    return [name for name in names or () if {name, get_node_name(name)} & known]
 
 
-def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
+def _list_known_ports(model: object) -> tuple[set[str], set[str]] | None:
     """Return possible names of inputs and outputs; None if they are checked on loading."""
-    graph = _onnx_graph(model)
+    graph = _read_onnx_graph(model)
     if graph is not None:
         return {port.name for port in graph.input}, {port.name for port in graph.output}
     nodes = getattr(model, "node", None)
@@ -105,10 +105,10 @@ def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
     if not isinstance(model, str | Path) or not (Path(model) / "saved_model.pb").is_file():
         return None
     signature = load_source(model, None, None).held.signature
-    return _port_names(signature.inputs), _port_names(signature.outputs)
+    return _list_port_names(signature.inputs), _list_port_names(signature.outputs)
 
 
-def _onnx_graph(model: object) -> Any:
+def _read_onnx_graph(model: object) -> Any:
     """Return the graph of an ONNX model; None for other models and unreadable files."""
     if isinstance(model, str | Path) and Path(model).suffix == ".onnx":
         import onnx
@@ -131,9 +131,9 @@ def _nodes_of_file(path: Path) -> Iterable[Any] | None:
     return None
 
 
-def _port_names(ports: Iterable[Any]) -> set[str]:
+def _list_port_names(ports: Iterable[Any]) -> set[str]:
     names = {name for port in ports for name in (port.name, port.alias, port.tensor) if name}
-    return {node_name(name) for name in names}
+    return {get_node_name(name) for name in names}
 
 
 class Model:
@@ -194,7 +194,7 @@ class Model:
 
     @input_tensor_names.setter
     def input_tensor_names(self, names: object) -> None:
-        self._input_names = tensor_names(names)
+        self._input_names = list_tensor_names(names)
         self._forget_loaded()
 
     @property
@@ -204,7 +204,7 @@ class Model:
 
     @output_tensor_names.setter
     def output_tensor_names(self, names: object) -> None:
-        self._output_names = tensor_names(names)
+        self._output_names = list_tensor_names(names)
         self._forget_loaded()
 
     @property
@@ -257,7 +257,7 @@ def import_graph(graph_def: GraphDef) -> tf.Graph:
     return graph
 
 
-def on_graphs(
+def evaluate_on_graphs(
     function: Callable[[Any], float] | None, source: object, target: str = HOST_TARGET
 ) -> Callable[[Any], float] | None:
     """Return an evaluation that gets the object of the FP32 source, as in INC.
@@ -265,7 +265,7 @@ def on_graphs(
     A `tf.Graph` if the source is one, and for an accelerator the ONNX message.
     """
     if function is not None and target not in TARGETS and _is_onnx(source):
-        return _on_messages(function)
+        return _evaluate_on_messages(function)
     is_file = isinstance(source, str | Path) and Path(source).suffix == ".pb"
     is_graph = is_file or hasattr(source, "get_tensor_by_name") or hasattr(source, "node")
     if function is None or not is_graph:
@@ -285,7 +285,7 @@ def _is_onnx(source: object) -> bool:
     return hasattr(source, "graph") and hasattr(source, "SerializeToString")
 
 
-def _on_messages(evaluate: Callable[[Any], float]) -> Callable[[Any], float]:
+def _evaluate_on_messages(evaluate: Callable[[Any], float]) -> Callable[[Any], float]:
     @wraps(evaluate)
     def evaluate_message(model: TransferredModel) -> float:
         return evaluate(model.loaded.native)
@@ -293,7 +293,7 @@ def _on_messages(evaluate: Callable[[Any], float]) -> Callable[[Any], float]:
     return evaluate_message
 
 
-def node_name(tensor: str) -> str:
+def get_node_name(tensor: str) -> str:
     """Return the node that produces a TensorFlow tensor: `final` for `final:0`."""
     return tensor.partition(":")[0]
 
@@ -312,14 +312,14 @@ class Result:
         self.optimized = optimized
         if optimized.met is False:
             messages = (text for text in optimized.report.warnings if _FP32_RESULT in text)
-            message = next(messages, verdict(optimized.report, optimized.met))
+            message = next(messages, verdict_line(optimized.report, optimized.met))
             reason = message[: message.index(_FP32_RESULT) + len(_FP32_RESULT)]
             logger.warning("%s, where Intel Neural Compressor returns None", reason)
 
     @cached_property
     def model(self) -> Any:
         """The framework's own object."""
-        return own_object(self.optimized)
+        return get_own_object(self.optimized)
 
     @property
     def graph_def(self) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.compat.inc.config import PostTrainingQuantConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.model import Result, native, on_graphs, ports_there
-from neural_mp.compat.inc.user_objects import metric_of
+from neural_mp.compat.inc.model import Result, evaluate_on_graphs, list_existing_ports, native
+from neural_mp.compat.inc.user_objects import build_user_metric
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError
 
@@ -68,9 +68,9 @@ def tune(
     tuning.model = native(model)
     tuning.calib_dataloader = calib_dataloader
     tuning.eval_dataloader = eval_dataloader
-    tuning.eval_func = on_graphs(eval_func, tuning.model, tuning.target)
-    tuning.metric = metric_of(eval_metric)
-    ports = ports_there(tuning.model, tuning.inputs, tuning.outputs)
+    tuning.eval_func = evaluate_on_graphs(eval_func, tuning.model, tuning.target)
+    tuning.metric = build_user_metric(eval_metric)
+    ports = list_existing_ports(tuning.model, tuning.inputs, tuning.outputs)
     tuning.inputs, tuning.outputs = ports
     return Result(skip_accuracy_check(tuning, settings).fit())
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from neural_mp.adaptors.common.simulation import inputs_and_targets
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.loading import resolve_source
-from neural_mp.api.quantization_aware import finish, quantization_aware, untrainable
+from neural_mp.api.quantization_aware import finish, quantization_aware, untrainable_message
 from neural_mp.api.replay import Conversion, convert_by_rules
 from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
-from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
+from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
 from neural_mp.compat.inc.model import Model, Result, native
 from neural_mp.compat.inc.utils import logger
 from neural_mp.core.enums import Capture
@@ -145,7 +145,7 @@ class CompressionManager:
         self._source = native(model)
         adaptor = adaptor_for(resolve_source(self._source), None)
         if adaptor.simulation is None:
-            raise ConversionError(untrainable(adaptor.framework))
+            raise ConversionError(untrainable_message(adaptor.framework))
         self._is_torch = adaptor.framework == "pytorch"
         self._in_place: InPlaceTraining | None = None
         self._simulation: Any = None
@@ -193,7 +193,9 @@ class CompressionManager:
                 "the training must begin before it ends; call callbacks.on_train_begin() first"
             )
         self.model = Result(
-            finish(self._simulation if self._in_place is None else self._in_place.made())
+            finish(
+                self._simulation if self._in_place is None else self._in_place.simulated_module()
+            )
         )
 
 
@@ -253,4 +255,4 @@ def fit(
     return result
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.common import DataLoader as OurDataLoader
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.config import Options, Settings, load_settings, settings_from
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
@@ -59,7 +59,7 @@ def _to_plain(value: object) -> object:
 conf = Dotted()
 
 
-def settings_of(conf: object) -> Settings:
+def convert_to_settings(conf: object) -> Settings:
     """Return the settings of a configuration.
 
     Args:
@@ -144,7 +144,7 @@ class Metric(Later):
         """Create the metric, or look the name up in the vocabulary."""
         if self.kind is not None:
             return super().made()
-        return named_metric(self.name, self.options)
+        return build_named_metric(self.name, self.options)
 
 
 class Postprocess(Later):
@@ -156,12 +156,12 @@ class Postprocess(Later):
         super().__init__(postprocess_cls, name, **options)
 
 
-def named_metric(name: str, options: Any, framework: str | None = None) -> Any:
+def build_named_metric(name: str, options: Any, framework: str | None = None) -> Any:
     """Return the metric with an INC name."""
-    return build_metric(name, options, vocabulary(framework).metrics or METRICS)
+    return build_metric(name, options, load_vocabulary(framework).metrics or METRICS)
 
 
-def metric_of(given: object, framework: str | None = None) -> Any:
+def build_user_metric(given: object, framework: str | None = None) -> Any:
     """Return a metric for the tuning loop, or several by name, which must all meet the target.
 
     Args:
@@ -175,7 +175,7 @@ def metric_of(given: object, framework: str | None = None) -> Any:
         return given.made()
     if isinstance(given, Mapping):
         named = {key: value for key, value in given.items() if key not in _NO_METRICS}
-        metrics = {key: named_metric(key, value, framework) for key, value in named.items()}
+        metrics = {key: build_named_metric(key, value, framework) for key, value in named.items()}
         if len(metrics) == 1:
             return next(iter(metrics.values()))
         return {**metrics, **{key: given[key] for key in _NO_METRICS if key in given}}
@@ -186,7 +186,7 @@ def metric_of(given: object, framework: str | None = None) -> Any:
 _NO_METRICS = ("weight", "higher_is_better")
 
 
-def postprocess_of(given: object) -> Callable[[Any], Any] | None:
+def build_user_postprocess(given: object) -> Callable[[Any], Any] | None:
     """Return a postprocess as a function of `(predictions, labels)`."""
     postprocess: Any = given.made() if isinstance(given, Later) else given
     postprocess = postprocess() if inspect.isclass(postprocess) else postprocess
@@ -197,7 +197,7 @@ def postprocess_of(given: object) -> Callable[[Any], Any] | None:
     )
 
 
-def tensor_names(given: Any) -> list[str] | None:
+def list_tensor_names(given: Any) -> list[str] | None:
     """Return tensor names as a list; None if none are given."""
     if not given:
         return None

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neural_mp.api.optimized_model import load as load_saved
-from neural_mp.compat.inc.import_aliases import absent_names
-from neural_mp.compat.inc.model import Model, own_object
+from neural_mp.compat.inc.import_aliases import make_absent_getter
+from neural_mp.compat.inc.model import Model, get_own_object
 from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import Int8Accumulation
@@ -40,7 +40,7 @@ class _ScriptHandler(logging.StreamHandler):
             super().emit(record)
 
 
-def _script_logger() -> logging.Logger:
+def _create_script_logger() -> logging.Logger:
     """Return the log of scripts, with INC's format and levels: `LOGLEVEL`, by default INFO."""
     inc_logger = logging.getLogger("neural_compressor")
     handler = _ScriptHandler()
@@ -53,7 +53,7 @@ def _script_logger() -> logging.Logger:
     return inc_logger
 
 
-logger = _script_logger()
+logger = _create_script_logger()
 debug, info, warning = logger.debug, logger.info, logger.warning
 error, log = logger.error, logger.log
 
@@ -92,7 +92,7 @@ def load(
     Raises:
         ModelLoadError: the folder holds no saved model, or is damaged.
     """
-    return own_object(load_saved(checkpoint_dir or Path("nc_workspace") / "saved"))
+    return get_own_object(load_saved(checkpoint_dir or Path("nc_workspace") / "saved"))
 
 
 class OptimizedModel:
@@ -284,4 +284,4 @@ DotDict = Dotted
 BaseModel = Model
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

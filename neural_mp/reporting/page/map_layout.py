@@ -43,7 +43,7 @@ class Layers:
     chains: dict[Edge, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row_of: Mapping[int, int], edges: Iterable[Edge]) -> Layers:
+    def from_edges(cls, row_of: Mapping[int, int], edges: Iterable[Edge]) -> Layers:
         """Create the layers of boxes and downward edges."""
         layers = cls([[] for _ in range(max(row_of.values(), default=-1) + 1)])
         for box, row in row_of.items():
@@ -62,18 +62,18 @@ class Layers:
                 layers.above[lower].append(upper)
         return layers
 
-    def placed(self) -> dict[int, float]:
+    def place_nodes(self) -> dict[int, float]:
         """Return node → horizontal centre."""
         for sweep in range(_ORDER_SWEEPS):
             self._sort_layers(downwards=sweep % 2 == 0)
         centres: dict[int, float] = {}
         for row in self.rows:
-            centres.update(zip(row, pack_intervals([_node_width(n) for n in row]), strict=True))
+            centres.update(zip(row, pack_intervals([_get_node_width(n) for n in row]), strict=True))
         for sweep in range(_PLACE_SWEEPS):
             rows = self.rows if sweep % 2 == 0 else self.rows[::-1]
             for row in rows:
                 self._move_to_neighbours(row, centres, sweep)
-        start = min((x - _node_width(node) / 2 for node, x in centres.items()), default=0.0)
+        start = min((x - _get_node_width(node) / 2 for node, x in centres.items()), default=0.0)
         return {node: x - start for node, x in centres.items()}
 
     def _sort_layers(self, downwards: bool) -> None:
@@ -101,11 +101,11 @@ class Layers:
             mean = sum(centres[n] for n in peers) / len(peers) if peers else centres[node]
             targets.append(mean)
             weights.append(_BOX_WEIGHT if node >= 0 else 1.0)
-        positions = separate_intervals(targets, [_node_width(node) for node in row], weights)
+        positions = separate_intervals(targets, [_get_node_width(node) for node in row], weights)
         centres.update(zip(row, positions, strict=True))
 
 
-def _node_width(node: int) -> float:
+def _get_node_width(node: int) -> float:
     return BOX_WIDTH + GAP if node >= 0 else LANE
 
 
@@ -150,13 +150,13 @@ class Kernels:
     edges: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, graph: OpGraph) -> Kernels:
+    def from_graph(cls, graph: OpGraph) -> Kernels:
         """Group each op with its producer if the producer's kernel can fuse it."""
         box_of: dict[str, int] = {}
         groups: list[list[int]] = []
         for index, op in enumerate(graph):
             box = next(
-                (box_of[s.name] for s in _fusible_producers(graph, op) if s.name in box_of),
+                (box_of[s.name] for s in _list_fusible_producers(graph, op) if s.name in box_of),
                 len(groups),
             )
             if box == len(groups):
@@ -172,7 +172,7 @@ class Kernels:
         return cls(tuple(map(tuple, groups)), tuple(edges))
 
 
-def _fusible_producers(graph: OpGraph, op: Op) -> list[Op]:
+def _list_fusible_producers(graph: OpGraph, op: Op) -> list[Op]:
     """Return the producers that can fuse the op and have no other consumer."""
     if op.fusion_group is None:
         return []
@@ -230,7 +230,7 @@ def lay_out_graph(count: int, edges: Sequence[Edge]) -> Layout:
             break
         tall = height
         starts = fold_columns(ranks, edges, tall)
-        layout = _Map(ranks, edges, starts).drawn()
+        layout = _Map(ranks, edges, starts).draw_layout()
         wide = layout.size[0] / len(starts)
     return layout
 
@@ -305,7 +305,7 @@ class _Map:
         self._foot: list[int] = []
         self._lanes: dict[int, int] = defaultdict(int)
 
-    def drawn(self) -> Layout:
+    def draw_layout(self) -> Layout:
         """Return the complete layout."""
         boxes: dict[int, dict[int, int]] = defaultdict(dict)
         for box, rank in enumerate(self._ranks):
@@ -320,7 +320,8 @@ class _Map:
         offset = 0.0
         for column in range(len(self._starts)):
             offset += (
-                self._place_column(Layers.of(boxes[column], inside[column]), round(offset)) + GUTTER
+                self._place_column(Layers.from_edges(boxes[column], inside[column]), round(offset))
+                + GUTTER
             )
         size = round(offset) - GUTTER, max(self._foot)
         edges = [
@@ -336,7 +337,7 @@ class _Map:
 
     def _place_column(self, layers: Layers, offset: int) -> float:
         """Place the boxes and edges of a column; return its width."""
-        centres = layers.placed()
+        centres = layers.place_nodes()
         points = {
             node: (round(offset + centres[node]), row * (BOX_HEIGHT + GAP_BELOW) + BOX_HEIGHT // 2)
             for row, nodes in enumerate(layers.rows)
@@ -396,7 +397,7 @@ class MapLevel:
     kernels: Kernels
     modules: frozenset[int] = frozenset()
 
-    def document(self) -> dict[str, Any]:
+    def level_document(self) -> dict[str, Any]:
         """Return the level for the script of the page: boxes, edges and size."""
         layout = lay_out_graph(len(self.kernels.groups), self.kernels.edges)
         names = [visible(name) for name in self.names]
@@ -419,10 +420,10 @@ class MapLevel:
 def map_levels(graph: OpGraph) -> list[MapLevel]:
     """Return the map of all kernels, then maps folded by module, finest first."""
     ops = list(graph)
-    kernels = Kernels.of(graph)
+    kernels = Kernels.from_graph(graph)
     names = tuple(ops[group[0]].name for group in kernels.groups)
     levels = [MapLevel("all kernels", names, kernels)]
-    paths = [_containing_modules(ops[group[0]]) for group in kernels.groups]
+    paths = [_list_containing_modules(ops[group[0]]) for group in kernels.groups]
     for depth in range(max(map(len, paths), default=0), 0, -1):
         level = _fold_at_depth(levels[0], paths, depth)
         if 1 < len(level.names) <= _FEWER * len(levels[-1].names):
@@ -451,7 +452,7 @@ def _fold_at_depth(finest: MapLevel, paths: list[tuple[str, ...]], depth: int) -
     return MapLevel(f"modules, depth {depth}", names, kernels, modules)
 
 
-def _containing_modules(op: Op) -> tuple[str, ...]:
+def _list_containing_modules(op: Op) -> tuple[str, ...]:
     """Return the modules that contain an op, outermost first: its layers, or parts of its name."""
     if op.layers:
         return tuple(layer.name for layer in op.layers)

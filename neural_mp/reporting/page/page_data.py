@@ -18,7 +18,7 @@ from neural_mp.errors import visible
 from neural_mp.reporting.page.map_layout import map_levels
 from neural_mp.reporting.page.page_model import View
 from neural_mp.targets import Widths, words_of
-from neural_mp.util.html import Element, element, raw
+from neural_mp.util.html import Element, create_element, create_raw_element
 
 #: Letter of each precision, for a compact encoding of plans.
 LETTERS: Mapping[Precision, str] = {
@@ -41,15 +41,17 @@ _SMALL_PLAN = 60_000
 _MOST_PLANS = 1_000_000
 
 
-def data_element(view: View) -> Element:
+def create_data_element(view: View) -> Element:
     """Return the data as a non-executable script element."""
     text = json.dumps(
         _build_page_data(view), separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
     if len(text) <= _LARGE:
-        return raw("script", text.replace("<", "\\u003c"), type="application/json", id="data")
+        return create_raw_element(
+            "script", text.replace("<", "\\u003c"), type="application/json", id="data"
+        )
     packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
-    return raw("script", packed, type="text/plain", id="data", data_packed=True)
+    return create_raw_element("script", packed, type="text/plain", id="data", data_packed=True)
 
 
 def plan_yaml(view: View) -> str | None:
@@ -72,7 +74,7 @@ def plan_link(view: View) -> Element | None:
         return None
     packed = base64.b64encode(plan.encode()).decode()
     address = f"data:text/yaml;base64,{packed}" if len(plan) <= _SMALL_PLAN else None
-    return element(
+    return create_element(
         "a", "Plan (YAML)", class_="button main", id="plan", download="plan.yaml", href=address
     )
 
@@ -83,37 +85,43 @@ def _build_page_data(view: View) -> dict[str, Any]:
     types: dict[str, int] = {}
     plan = plan_yaml(view)
     return {
-        "ops": [_op_fields(view, op, types, reasons) for op in view.graph],
+        "ops": [_list_op_fields(view, op, types, reasons) for op in view.graph],
         "types": [visible(kind) for kind in types],
         "why": [visible(reason) for reason in reasons],
-        "result": letters(view, view.plan, view.runs_in),
+        "result": precision_letters(view, view.plan, view.runs_in),
         "plans": _encode_plans(view),
-        "best": None if view.best is None else view.best.number,
+        "best": None if view.best_trial is None else view.best_trial.number,
         "most_gain": MAX_GAIN,
         "source": view.source,
-        "levels": [level.document() for level in levels],
+        "levels": [level.level_document() for level in levels],
         "plan": plan if plan is not None and len(plan) > _SMALL_PLAN else None,
     }
 
 
-def letters(view: View, plan: Mapping[str, OpConfig], runs_in: Mapping[str, Precision]) -> str:
+def precision_letters(
+    view: View, plan: Mapping[str, OpConfig], runs_in: Mapping[str, Precision]
+) -> str:
     """Encode the precision of each op as one letter."""
 
     def letter(op: str) -> str:
         precision = runs_in.get(op, Precision.FP32)
-        is_wide = precision is Precision.INT16 and Widths.of(plan.get(op, FP32)) is Widths.W16A16
+        is_wide = (
+            precision is Precision.INT16 and Widths.from_config(plan.get(op, FP32)) is Widths.W16A16
+        )
         return WIDE_LETTER if is_wide else LETTERS[precision]
 
     return "".join(letter(op.name) for op in view.graph)
 
 
-def _op_fields(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
+def _list_op_fields(
+    view: View, op: Op, types: dict[str, int], reasons: dict[str, int]
+) -> list[Any]:
     """Return the fields of an op in the order that the script expects."""
     record = view.record
     capability = record.setup.capabilities.get(op.name)
     why = capability.reasons if capability else {}
     times = record.measured.times.ops.get(op.name, {})
-    ending = view.ending
+    ending = view.run_end
     return [
         visible(op.name),
         types.setdefault(op.type, len(types)),
@@ -126,7 +134,7 @@ def _op_fields(view: View, op: Op, types: dict[str, int], reasons: dict[str, int
         op.weights,
         record.multiply_adds.get(op.name, 0),
         _describe_config(view, op),
-        reasons.setdefault(view.int8_reason(op.name), len(reasons)),
+        reasons.setdefault(view.explain_int8_op(op.name), len(reasons)),
         reasons.setdefault(_format_op_shapes(view, op), len(reasons)),
     ]
 
@@ -148,7 +156,7 @@ def _format_shape(shape: tuple[int | None, ...]) -> str:
 def _describe_config(view: View, op: Op) -> str | int:
     """Describe the quantization and corrections of an INT8 op; 1 for other tunable ops, else 0."""
     config = view.plan.get(op.name)
-    decided = int(op.name in view.decided)
+    decided = int(op.name in view.tunable_ops)
     if config is None or config.approach is None:
         return decided
     parts = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
@@ -165,7 +173,7 @@ def _encode_plans(view: View) -> dict[str, str]:
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
     followed = {
-        plan: letters(view, plan, view.record.setup.followed(plan).effective)
+        plan: precision_letters(view, plan, view.record.setup.follow_plan(plan).effective)
         for plan in {trial.plan for trial in chosen}
     }
     return {str(trial.number): followed[trial.plan] for trial in chosen}

@@ -14,8 +14,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report, RunEnd, RunRecord
-from neural_mp.space import why_int8
-from neural_mp.tuning.measurement.sensitivity import Sensitivity, sensitivities
+from neural_mp.space import explain_int8_choice
+from neural_mp.tuning.measurement.sensitivity import Sensitivity, sensitivity_report
 
 
 @dataclass(frozen=True)
@@ -30,45 +30,47 @@ class View:
         return self.record.setup.graph
 
     @property
-    def ending(self) -> RunEnd | None:
+    def run_end(self) -> RunEnd | None:
         """End of the run; None if it was killed or is still running."""
         return self.record.ending
 
     @property
     def report(self) -> Report | None:
         """Report of a finished run; else None."""
-        return None if self.ending is None else self.ending.report
+        return None if self.run_end is None else self.run_end.report
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """Trials, each with its latest measurements."""
-        newer = {trial.number: trial for trial in (self.ending.finalists if self.ending else ())}
+        newer = {trial.number: trial for trial in (self.run_end.finalists if self.run_end else ())}
         return tuple(newer.get(trial.number, trial) for trial in self.record.trials)
 
     @cached_property
-    def drawn(self) -> tuple[Trial, ...]:
+    def drawable_trials(self) -> tuple[Trial, ...]:
         """Trials with a finite accuracy, which charts can show."""
         return tuple(t for t in self.trials if t.accuracy is not None and isfinite(t.accuracy))
 
     @cached_property
-    def best(self) -> Trial | None:
+    def best_trial(self) -> Trial | None:
         """Trial of the result; for an unfinished run, the fastest so far."""
-        if self.ending is not None:
-            return next((t for t in self.trials if t.number == self.ending.chosen), None)
+        if self.run_end is not None:
+            return next((t for t in self.trials if t.number == self.run_end.chosen), None)
         met = [trial for trial in self.trials if trial.met]
-        return min(met, key=_first_objective, default=None)
+        return min(met, key=_get_first_objective, default=None)
 
     @property
-    def subject(self) -> str:
+    def page_subject(self) -> str:
         """Subject of the page as text."""
-        return "the result" if self.ending else "the best trial so far"
+        return "the result" if self.run_end else "the best trial so far"
 
     @cached_property
     def flow(self) -> QuantizationFlow | None:
         """Quantization flow of the result or the best trial so far; None without either."""
-        if self.ending is not None:
-            return self.record.setup.followed(self.ending.plan)
-        return None if self.best is None else self.record.setup.followed(self.best.plan)
+        if self.run_end is not None:
+            return self.record.setup.follow_plan(self.run_end.plan)
+        return (
+            None if self.best_trial is None else self.record.setup.follow_plan(self.best_trial.plan)
+        )
 
     @property
     def source(self) -> str:
@@ -94,28 +96,28 @@ class View:
         return {precision: counter[precision] for precision in Precision if counter[precision]}
 
     @cached_property
-    def decided(self) -> frozenset[str]:
+    def tunable_ops(self) -> frozenset[str]:
         """The tunable ops."""
         return frozenset(self.record.setup.tunable_ops)
 
     @cached_property
     def plan(self) -> PrecisionPlan:
         """Plan of the result or the best trial so far; else empty."""
-        if self.ending is not None:
-            return self.ending.plan
-        return self.best.plan if self.best else PrecisionPlan()
+        if self.run_end is not None:
+            return self.run_end.plan
+        return self.best_trial.plan if self.best_trial else PrecisionPlan()
 
-    def int8_reason(self, op: str) -> str:
+    def explain_int8_op(self, op: str) -> str:
         """Return why an op runs in INT8 or not under `plan`; empty without a plan."""
         if self.flow is None:
             return ""
         setup = self.record.setup
-        return why_int8(setup.graph, setup.capabilities, self.plan, self.flow, op)
+        return explain_int8_choice(setup.graph, setup.capabilities, self.plan, self.flow, op)
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """Sensitivities of the decisions, highest degradation first."""
-        return tuple(sensitivities(self.record, self.plan))
+        return tuple(sensitivity_report(self.record, self.plan))
 
     @cached_property
     def output_nsr(self) -> dict[str, float]:
@@ -148,13 +150,13 @@ class View:
         if self.report is not None:
             return self.report.higher_is_better
         base = self.baseline_accuracy
-        for trial in self.drawn:
+        for trial in self.drawable_trials:
             if base is not None and trial.loss and trial.accuracy not in (None, base):
                 return (trial.accuracy < base) == (trial.loss > 0)
         return True
 
 
-def _first_objective(trial: Trial) -> float:
+def _get_first_objective(trial: Trial) -> float:
     """Return the first available objective of a trial as a fraction of FP32."""
     for name in ("relative_latency", "relative_footprint", "relative_modelsize"):
         if name in trial.objectives:

@@ -11,22 +11,22 @@ from neural_mp.reporting.page.charts import (
     NAMES,
     Part,
     Row,
-    card,
+    draw_card,
+    draw_empty_note,
+    draw_facts,
     draw_for_screens,
-    empty_note,
-    facts,
-    legend,
-    percent,
-    points,
-    scroll_area,
-    stacked_bar,
+    draw_legend,
+    draw_points,
+    draw_scroll_area,
+    draw_stacked_bar,
+    format_percent,
 )
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows, stage_rows
+from neural_mp.reporting.tables import RUNTIME_HEADINGS, make_runtime_rows, make_stage_rows
 from neural_mp.runs.report import STAGE_WORDS
 from neural_mp.tuning.measurement.sensitivity import Sensitivity
-from neural_mp.util.html import Element, element, table
-from neural_mp.util.text import counted
+from neural_mp.util.html import Element, create_element, create_table
+from neural_mp.util.text import format_count
 
 _PHASES = {
     "load": "loading and capture",
@@ -45,33 +45,33 @@ def run_section(view: View) -> Element:
     pairs = [
         ("run", record.name or "not stored"),
         ("started", record.setup.started),
-        ("ended", view.ending.ended if view.ending else "not recorded"),
+        ("ended", view.run_end.ended if view.run_end else "not recorded"),
         ("calibration", f"{record.observations.samples} samples"),
     ]
     rows = [[option, s.value, s.origin] for option, s in record.setup.settings.items()]
-    settings = table(["setting", "value", "origin"], rows, class_="left")
-    return card(
+    settings = create_table(["setting", "value", "origin"], rows, class_="left")
+    return draw_card(
         "Run",
         None,
         _draw_phases(view),
-        facts(pairs),
-        scroll_area(settings, "Settings", "middle after") if rows else None,
+        draw_facts(pairs),
+        draw_scroll_area(settings, "Settings", "middle after") if rows else None,
     )
 
 
-def runtimes_section(view: View) -> Element | None:
+def draw_runtimes_section(view: View) -> Element | None:
     """Return the compared runtimes, and the hint at a faster one; None without both."""
     report = view.report
     runtimes = report.runtimes if report else view.record.setup.runtimes
     hint = report.hint if report else None
     if not runtimes and hint is None:
         return None
-    rows = [list(row) for row in runtime_rows(runtimes)]
-    figures = table(list(RUNTIME_HEADINGS), rows, class_="left")
-    return card(
+    rows = [list(row) for row in make_runtime_rows(runtimes)]
+    figures = create_table(list(RUNTIME_HEADINGS), rows, class_="left")
+    return draw_card(
         "Runtimes",
         None if hint is None else str(hint),
-        scroll_area(figures, "Runtimes", "middle after") if rows else None,
+        draw_scroll_area(figures, "Runtimes", "middle after") if rows else None,
     )
 
 
@@ -79,8 +79,9 @@ def _draw_phases(view: View) -> list[Element]:
     if view.report is None:
         tried = sum(trial.seconds for trial in view.trials)
         return [
-            empty_note(
-                f"Phases are recorded when a run ends. The trials took {formatting.seconds(tried)}."
+            draw_empty_note(
+                "Phases are recorded when a run ends. The trials took "
+                f"{formatting.format_seconds(tried)}."
             )
         ]
     seconds = view.report.seconds
@@ -89,22 +90,24 @@ def _draw_phases(view: View) -> list[Element]:
     if not spent:
         return []
     parts = [
-        Part(duration, f"k{index % 6}", f"{name}: {formatting.seconds(duration)}", name)
+        Part(duration, f"k{index % 6}", f"{name}: {formatting.format_seconds(duration)}", name)
         for index, (name, duration) in enumerate(spent)
     ]
     keys = [(part.kind, part.tooltip) for part in parts]
-    whole = f"{formatting.seconds(sum(duration for _, duration in spent))} in total"
+    whole = f"{formatting.format_seconds(sum(duration for _, duration in spent))} in total"
     if seconds.get(_PROBE):
-        whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
-    whole += formatting.effort_suffix(view.report)
+        whole += (
+            f"; the search includes {formatting.format_seconds(seconds[_PROBE])} of op measurements"
+        )
+    whole += formatting.format_effort_suffix(view.report)
     return [
-        element("p", f"{whole}.", class_="lead"),
-        *draw_for_screens(lambda narrow: stacked_bar(parts, narrow)),
-        legend(keys),
+        create_element("p", f"{whole}.", class_="lead"),
+        *draw_for_screens(lambda narrow: draw_stacked_bar(parts, narrow)),
+        draw_legend(keys),
     ]
 
 
-def machine_section(view: View) -> Element:
+def draw_machine_section(view: View) -> Element:
     """Return the machine and the versions."""
     machine, versions = view.record.setup.machine, view.record.setup.versions
     supports = [
@@ -114,10 +117,10 @@ def machine_section(view: View) -> Element:
         if how
     ]
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    return card(
+    return draw_card(
         "Machine and versions",
         "The figures hold for this machine and these versions.",
-        facts(
+        draw_facts(
             [
                 ("CPU", f"{machine.name}, {cores}"),
                 ("relevant CPU flags", " ".join(machine.flags) or "none"),
@@ -134,80 +137,86 @@ def map_section(view: View) -> Element:
     colours = {"precision": "precision", "noise": "quantization noise"}
     if view.output_nsr:
         colours["output_noise"] = "output noise"
-    is_timed = view.ending is not None and bool(view.ending.baseline_times)
+    is_timed = view.run_end is not None and bool(view.run_end.baseline_times)
     if is_timed or view.record.measured.times.ops:
         colours |= {"time": "time", "gain": "gain over FP32"}
-    select = element(
-        "select", [element("option", label, value=v) for v, label in colours.items()], id="colour"
+    select = create_element(
+        "select",
+        [create_element("option", label, value=v) for v, label in colours.items()],
+        id="colour",
     )
-    canvas = element(
+    canvas = create_element(
         "canvas",
         id="map",
         tabindex=0,
         role="application",
-        aria_label=f"Map of {counted(len(view.graph), 'op')}; arrow keys follow the edges, plus "
-        "and minus zoom. The table of ops below contains the same data as text.",
+        aria_label=f"Map of {format_count(len(view.graph), 'op')}; arrow keys follow the edges, "
+        "plus and minus zoom. The table of ops below contains the same data as text.",
     )
     buttons = [
-        element("button", sign, aria_label=label, data_zoom=by)
+        create_element("button", sign, aria_label=label, data_zoom=by)
         for sign, label, by in (
             ("+", "Zoom in", 1.4),
             ("−", "Zoom out", 0.714),
             ("⤢", "Show all", 0),
         )
     ]
-    return element(
+    return create_element(
         "section",
-        element(
+        create_element(
             "div",
-            element(
+            create_element(
                 "div",
-                element("h2", "Map"),
-                element(
+                create_element("h2", "Map"),
+                create_element(
                     "p",
                     "One box per kernel or module, from top to bottom, then the next column. ",
-                    element("span", id="showing", class_="showing"),
+                    create_element("span", id="showing", class_="showing"),
                     class_="lead",
                 ),
             ),
-            element(
+            create_element(
                 "div",
-                element("label", "boxes ", element("select", id="fold"), id="folds", hidden=True),
-                element("label", "colour by ", select),
+                create_element(
+                    "label", "boxes ", create_element("select", id="fold"), id="folds", hidden=True
+                ),
+                create_element("label", "colour by ", select),
                 _search_input("find", "find an op", "Find an op"),
-                element("button", "Show the result", id="back", hidden=True),
+                create_element("button", "Show the result", id="back", hidden=True),
                 class_="tools",
             ),
             class_="head",
         ),
-        element(
+        create_element(
             "div",
             canvas,
-            element("div", buttons, class_="zoom"),
-            element("div", "drag to move · ctrl + wheel or pinch to zoom", class_="hint"),
+            create_element("div", buttons, class_="zoom"),
+            create_element("div", "drag to move · ctrl + wheel or pinch to zoom", class_="hint"),
             class_="map",
         ),
-        element("ul", id="maplegend", class_="legend"),
-        element("div", id="detail", aria_live="polite"),
-        element("noscript", element("p", "The map and the table of ops require scripts.")),
+        create_element("ul", id="maplegend", class_="legend"),
+        create_element("div", id="detail", aria_live="polite"),
+        create_element(
+            "noscript", create_element("p", "The map and the table of ops require scripts.")
+        ),
         class_="card one",
     )
 
 
-def ops_section() -> Element:
+def draw_ops_section() -> Element:
     """Return the table of ops."""
-    return element(
+    return create_element(
         "section",
-        element(
+        create_element(
             "div",
-            element("h2", "Ops"),
-            element(
+            create_element("h2", "Ops"),
+            create_element(
                 "div", _search_input("filter", "name, type or reason", "Filter ops"), class_="tools"
             ),
             class_="head",
         ),
-        scroll_area(element("table", id="ops"), "Table of ops"),
-        element("p", id="more", class_="lead after"),
+        draw_scroll_area(create_element("table", id="ops"), "Table of ops"),
+        create_element("p", id="more", class_="lead after"),
         class_="card one",
     )
 
@@ -217,18 +226,18 @@ def stage_noise_section(view: View) -> Element | None:
     noise = view.report.stage_noise if view.report else None
     if noise is None:
         return None
-    rows = stage_rows(noise, len(noise.ops))
-    figures = table(["op", *(STAGE_WORDS[stage] for stage in noise.stages)], rows)
-    return card(
+    rows = make_stage_rows(noise, len(noise.ops))
+    figures = create_table(["op", *(STAGE_WORDS[stage] for stage in noise.measured_stages)], rows)
+    return draw_card(
         "Noise before and after recovery",
-        f"SQNR of results against FP32, on {counted(noise.samples, 'calibration sample')}: higher "
-        "is closer to FP32. Training on labels may move a result away from FP32.",
-        scroll_area(figures, "Noise before and after recovery", "middle after"),
+        f"SQNR of results against FP32, on {format_count(noise.samples, 'calibration sample')}: "
+        "higher is closer to FP32. Training on labels may move a result away from FP32.",
+        draw_scroll_area(figures, "Noise before and after recovery", "middle after"),
     )
 
 
 def _search_input(name: str, hint: str, label: str) -> Element:
-    return element("input", type="search", id=name, placeholder=hint, aria_label=label)
+    return create_element("input", type="search", id=name, placeholder=hint, aria_label=label)
 
 
 #: NSR above which the default strategy lets tensors fall back first.
@@ -236,54 +245,56 @@ NOISY = 0.05
 _MOST = 24
 
 
-def noise_section(view: View, wide: bool) -> Element:
+def draw_noise_section(view: View, wide: bool) -> Element:
     """Return a chart of the decisions with the highest degradation, `wide` for a full page."""
-    rows = [row for row in map(_decision_row, view.sensitivities) if row.parts]
+    rows = [row for row in map(_draw_decision_row, view.sensitivities) if row.parts]
     if not rows:
-        return card(
+        return draw_card(
             "Sensitivity",
             None,
-            empty_note("No quantization noise was measured: no op can run in INT8."),
+            draw_empty_note("No quantization noise was measured: no op can run in INT8."),
         )
     shown = rows[:_MOST]
     kinds = {part.kind for row in shown for part in row.parts}
     keys = (
-        ("int8", f"INT8 in {view.subject}"),
+        ("int8", f"INT8 in {view.page_subject}"),
         ("fp32", "not in INT8"),
         ("was", "before correction"),
         ("output-noise", "output noise of this tensor or op alone"),
     )
     more = f"The {len(shown)} most sensitive decisions; the table of ops lists all {len(rows)}."
-    return card(
+    return draw_card(
         "Sensitivity",
         "Quantization noise of a tensor in INT8, as a fraction of its signal power (logarithmic "
-        f"scale). In the search, tensors above {percent(NOISY)} fall back first.",
-        draw_for_screens(lambda narrow: points(shown, narrow, wide, NOISY)),
-        legend([(kind, label) for kind, label in keys if kind in kinds]),
-        element("p", more, class_="lead after") if len(rows) > len(shown) else None,
+        f"scale). In the search, tensors above {format_percent(NOISY)} fall back first.",
+        draw_for_screens(lambda narrow: draw_points(shown, narrow, wide, NOISY)),
+        draw_legend([(kind, label) for kind, label in keys if kind in kinds]),
+        create_element("p", more, class_="lead after") if len(rows) > len(shown) else None,
     )
 
 
-def _decision_row(row: Sensitivity) -> Row:
+def _draw_decision_row(row: Sensitivity) -> Row:
     """Show noise without corrections, actual noise, and output noise."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
     suffix = f" after {row.correction.replace('_', ' ')}" if row.correction else ""
-    gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
+    gain = f", {formatting.format_seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
     if _fits_log_axis(row.noise) and row.correction:
-        parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before correction"))
-        notes.append(f"{percent(row.noise)} →")
+        parts.append(
+            Part(row.noise, "was", f"{row.name}: {format_percent(row.noise)} before correction")
+        )
+        notes.append(f"{format_percent(row.noise)} →")
     now = row.corrected_noise if row.correction else row.noise
     if _fits_log_axis(now):
-        tooltip = f"{row.name}: quantization noise {percent(now)}{suffix}; {behind}"
+        tooltip = f"{row.name}: quantization noise {format_percent(now)}{suffix}; {behind}"
         parts.append(Part(now, kind, tooltip))
-        notes.append(percent(now))
+        notes.append(format_percent(now))
     linked, out = len(parts), row.output_nsr
     if _fits_log_axis(out):
-        tooltip = f"{row.name}: output noise {percent(out)}{suffix}; {behind}"
+        tooltip = f"{row.name}: output noise {format_percent(out)}{suffix}; {behind}"
         parts.append(Part(out, "output-noise", tooltip, shape="diamond"))
-        notes = notes or [percent(out)]
+        notes = notes or [format_percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.core.criterion import AccuracyCriterion
-from neural_mp.util.pytree import as_numpy, tree_leaves
+from neural_mp.util.pytree import convert_to_numpy, tree_leaves
 
 #: Noise-to-signal power ratio between two runs above which outputs are random: below are rounding
 #: errors of sums in another order.
@@ -44,7 +44,7 @@ class AccuracySpread:
     deviation: float = 0.0
     passes: int = 1
 
-    def bound(self, criterion: AccuracyCriterion, accuracy: float, passes: int) -> float:
+    def confidence_bound(self, criterion: AccuracyCriterion, accuracy: float, passes: int) -> float:
         """Return the 95 % confidence bound of a mean over `passes` passes compared with FP32's."""
         if not self.deviation:
             return accuracy
@@ -52,21 +52,23 @@ class AccuracySpread:
         margin = quantile * self.deviation * math.sqrt(1 / self.passes + 1 / passes)
         return accuracy - margin if criterion.prefers_higher else accuracy + margin
 
-    def met(
+    def meets_target(
         self, criterion: AccuracyCriterion, baseline: float, accuracy: float, passes: int = 1
     ) -> bool:
         """Whether the confidence bound of an accuracy is within tolerance."""
-        return criterion.met(baseline, self.bound(criterion, accuracy, passes))
+        return criterion.met(baseline, self.confidence_bound(criterion, accuracy, passes))
 
-    def repeated(
+    def repeat_evaluation(
         self, evaluate: Callable[[], Pass], criterion: AccuracyCriterion, baseline: float
     ) -> RepeatedAccuracy:
         """Evaluate a model as often as FP32 if its mean accuracy leaves the verdict in doubt."""
         accuracy = RepeatedAccuracy((evaluate(),))
         while (
             len(accuracy.passes) < self.passes
-            and criterion.met(baseline, accuracy.mean)
-            and not self.met(criterion, baseline, accuracy.mean, len(accuracy.passes))
+            and criterion.met(baseline, accuracy.mean_accuracy)
+            and not self.meets_target(
+                criterion, baseline, accuracy.mean_accuracy, len(accuracy.passes)
+            )
         ):
             accuracy = RepeatedAccuracy((*accuracy.passes, evaluate()))
         return accuracy
@@ -84,12 +86,12 @@ class RepeatedAccuracy:
         return [accuracy for accuracy, _ in self.passes]
 
     @property
-    def mean(self) -> float:
+    def mean_accuracy(self) -> float:
         """Mean accuracy, that of a single pass exactly."""
         return self.accuracies[0] if len(self.passes) == 1 else float(np.mean(self.accuracies))
 
     @property
-    def values(self) -> dict[str, float]:
+    def mean_values(self) -> dict[str, float]:
         """Mean of each named value."""
         if len(self.passes) == 1:
             return dict(self.passes[0][1])
@@ -112,12 +114,12 @@ def repeat_baseline(first: Pass, evaluate: Callable[[], Pass]) -> RepeatedAccura
 
 def is_random(model: Callable[[Any], Any], inputs: object) -> bool:
     """Whether two runs of a model on the same inputs return different outputs."""
-    first, second = (_output_arrays(model(inputs)) for _ in range(2))
+    first, second = (_list_output_arrays(model(inputs)) for _ in range(2))
     return len(first) != len(second) or any(map(_arrays_differ, first, second))
 
 
-def _output_arrays(outputs: object) -> list[np.ndarray]:
-    return [as_numpy(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "shape")]
+def _list_output_arrays(outputs: object) -> list[np.ndarray]:
+    return [convert_to_numpy(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "shape")]
 
 
 def _arrays_differ(first: np.ndarray, second: np.ndarray) -> bool:
@@ -165,7 +167,7 @@ class TextLosses:
     counts: tuple[float, ...]
 
     @classmethod
-    def of(cls, metric: MetricOfTexts) -> TextLosses:
+    def from_metric(cls, metric: MetricOfTexts) -> TextLosses:
         """Return the losses of the texts that a metric received."""
         sums, counts = (np.asarray(values, np.float64) for values in metric.text_losses())
         starts = np.arange(0, len(sums), -(-len(sums) // _MOST_BLOCKS) or 1)
@@ -173,7 +175,7 @@ class TextLosses:
             sums, counts = np.add.reduceat(sums, starts), np.add.reduceat(counts, starts)
         return cls(tuple(sums.tolist()), tuple(counts.tolist()))
 
-    def bound_over(self, baseline: TextLosses) -> float | None:
+    def bound_mean_over(self, baseline: TextLosses) -> float | None:
         """Return the 99 % bound of the mean loss on as many other texts of the same kind.
 
         Their mean varies as that of these texts does, so the difference varies √2 times as much.

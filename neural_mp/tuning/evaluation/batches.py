@@ -26,14 +26,14 @@ from neural_mp.errors import (
 )
 from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.fingerprint import DataDigest
-from neural_mp.util.labels import labels_of, split_at
+from neural_mp.util.labels import get_batch_labels, split_at
 from neural_mp.util.string_enum import StringEnum
-from neural_mp.util.text import counted, shape_words, with_article
+from neural_mp.util.text import describe_value_shape, format_count, with_article
 from neural_mp.util.user_calls import (
     UserCodeError,
-    as_raised,
     is_signature_mismatch,
-    mismatch_message,
+    make_mismatch_message,
+    unwrap_generator_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Batches:
         position: number of the latest batch, counted from 1; 0 before the first.
         raised: the exception that the user's code raised instead of a batch, or None.
         pass_length: number of batches in the latest complete pass; 0 before that.
-        reading: interpretation of a batch, once determined; see `bound`.
+        reading: interpretation of a batch, once determined; see `choose_reading`.
 
     Raises:
         DataError: the source is not iterable.
@@ -94,13 +94,13 @@ class Batches:
             )
         self._source = BatchCache(source, name, most) if isinstance(source, Iterator) else source
         self._first = self._given = None
-        self._last: Callable[[], Any] = _empty_reference
+        self._last: Callable[[], Any] = _empty_iterator_reference
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without process-local parts."""
         return {
             **self.__dict__,
-            "_last": _empty_reference,
+            "_last": _empty_iterator_reference,
             "_given": None,
             "_first": None,
             "raised": None,
@@ -112,7 +112,7 @@ class Batches:
 
     def _track_batches(self, produce: Callable[[], Iterable[Any]], offset: int) -> Iterator[Any]:
         self.position, started = offset, time.monotonic()
-        batches = self._call_user(lambda: self._new_iterator(produce))
+        batches = self._call_user(lambda: self._create_new_iterator(produce))
         self._is_ended = False
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
@@ -137,7 +137,7 @@ class Batches:
                 "%s has no length, and the first pass has read %s in %.0f s; if the loader has no "
                 "end, set max_batches (evaluation.accuracy.max_batches in YAML)",
                 self.name,
-                counted(self.position, "batch", "batches"),
+                format_count(self.position, "batch", "batches"),
                 seconds,
             )
 
@@ -146,12 +146,12 @@ class Batches:
         try:
             return call()
         except Exception as error:
-            self.raised = mark_user_error(as_raised(error))
+            self.raised = mark_user_error(unwrap_generator_error(error))
             if isinstance(self.raised, StopIteration):  # generators cannot raise StopIteration
                 raise UserCodeError(self.raised) from error
             raise
 
-    def _new_iterator(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    def _create_new_iterator(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         """Return an iterator from the first batch; raise if the source continues the previous one.
 
         A loader with persistent workers returns one object in every pass, which starts again.
@@ -164,7 +164,7 @@ class Batches:
                 raise DataError(f"{self.name} cannot be iterated: {error}") from error
             raise
         if batches is not self._last():
-            self._last = _weak_reference(batches)
+            self._last = _make_weak_reference(batches)
             return batches
         first = next(batches, _END)
         if first is _END or not self._starts_with(first):
@@ -187,7 +187,7 @@ class Batches:
         """Yield a slice of the batches, if possible without reading the others."""
 
         def produce_slice() -> Iterable[Any]:
-            batches = part_of(self._source, slice(part.start, stop))
+            batches = take_batch_slice(self._source, slice(part.start, stop))
             if batches is None:
                 return itertools.islice(self._limit_batches(), part.start, stop)
             return batches
@@ -197,17 +197,17 @@ class Batches:
         return self._track_batches(produce_slice, part.start or 0)
 
     def _limit_batches(self) -> Iterable[Any]:
-        batches = self._source_iterable()
+        batches = self._get_source_iterable()
         return batches if self.most is None else itertools.islice(batches, self.most)
 
-    def _source_iterable(self) -> Iterable[Any]:
+    def _get_source_iterable(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
             try:
                 produced = self._source()
             except TypeError as error:
                 if is_signature_mismatch(error, self._source):
                     raise DataError(
-                        mismatch_message(error, self._source, f"{self.name}()")
+                        make_mismatch_message(error, self._source, f"{self.name}()")
                     ) from error
                 raise
             if not isinstance(produced, Iterable):
@@ -230,7 +230,7 @@ class Batches:
                 ) from error
             raise
 
-    def pairs(self, part: slice | None = None) -> Iterator[Batch]:
+    def iterate_pairs(self, part: slice | None = None) -> Iterator[Batch]:
         """Yield the batches, or a slice of them, as `(inputs, labels)`.
 
         If a batch is a dict with labels, e.g. from a Hugging Face collator, its inputs are the
@@ -240,15 +240,15 @@ class Batches:
             DataError: a batch holds no labels.
         """
         for batch in self if part is None else self._read_slice(part):
-            yield labelled_pair(batch, self.name, self.label_key)
+            yield make_labelled_pair(batch, self.name, self.label_key)
 
     @property
     def first_pair(self) -> Batch:
         """The first batch as `(inputs, labels)`."""
         batch = self._first if self._first is not None else self._first_batch
-        return labelled_pair(batch, self.name, self.label_key)
+        return make_labelled_pair(batch, self.name, self.label_key)
 
-    def inputs(self) -> Iterator[Any]:
+    def iterate_inputs(self) -> Iterator[Any]:
         """Yield the inputs of every batch by `reading`, by default the first of a pair, or all."""
         for batch in self:
             yield inputs_of_batch(batch, self.reading)
@@ -260,14 +260,14 @@ class Batches:
     @property
     def first_inputs(self) -> Any:
         """The inputs of the first batch, which is read once."""
-        return required_inputs(self._first_batch, self.reading, place_of(self.name, 1))
+        return require_batch_inputs(self._first_batch, self.reading, place_of(self.name, 1))
 
     @property
-    def first(self) -> FirstBatch:
+    def first_batch(self) -> FirstBatch:
         """The first batch, with the name of its loader."""
         return FirstBatch(self.first_inputs, self.name)
 
-    def bound(self, attempt: Callable[[FirstBatch], T], has_labels: bool = False) -> T:
+    def choose_reading(self, attempt: Callable[[FirstBatch], T], has_labels: bool = False) -> T:
         """Set `reading` to the first interpretation that the model accepts.
 
         `attempt` runs the model, whose signature decides, on the first batch; its result is
@@ -277,10 +277,10 @@ class Batches:
             DataError: no interpretation fits; the error is that of the documented one.
         """
         refused: DataError | None = None
-        for reading in readings_of(self._first_batch, has_labels):
+        for reading in list_batch_readings(self._first_batch, has_labels):
             self.reading = reading
             try:
-                return attempt(self.first)
+                return attempt(self.first_batch)
             except DataError as error:
                 if is_users_own(error):
                     raise
@@ -290,23 +290,23 @@ class Batches:
         raise refused
 
     @property
-    def ambiguous(self) -> bool:
+    def is_ambiguous(self) -> bool:
         """Whether a batch has several interpretations."""
-        return len(readings_of(self._first_batch)) > 1
+        return len(list_batch_readings(self._first_batch)) > 1
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def assumption_notes(self) -> tuple[str, ...]:
         """Note on batches that are not interpreted as documented."""
-        readings = readings_of(self._first_batch)
+        readings = list_batch_readings(self._first_batch)
         if self.reading in (None, readings[0]):
             return ()
         return (
             f"every batch of {self.name} was interpreted as {self.reading}, to match the inputs of "
-            f"the model; the first batch is {shape_words(self._first_batch)}",
+            f"the model; the first batch is {describe_value_shape(self._first_batch)}",
         )
 
     @contextmanager
-    def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def blame_batch(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Add the batch and its loader to errors raised in this context, except `passed_on`.
 
         Raises:
@@ -331,7 +331,7 @@ class Batches:
 
     def _describe_shapes(self) -> str:
         latest, first = (
-            shape_words(inputs_of_batch(batch, self.reading))
+            describe_value_shape(inputs_of_batch(batch, self.reading))
             for batch in (self._given, self._first)
         )
         if self._given is None:
@@ -346,10 +346,10 @@ class Batches:
         """
 
         def try_model(first: FirstBatch) -> None:
-            with self.blamed():
+            with self.blame_batch():
                 model(first.inputs)
 
-        self.bound(try_model)
+        self.choose_reading(try_model)
         return self
 
     def __len__(self) -> int:
@@ -362,12 +362,12 @@ class Batches:
         return count if self.most is None else min(count, self.most)
 
     @property
-    def count(self) -> int:
+    def batch_count(self) -> int:
         """Number of batches in the latest complete pass, or the length; 0 if unknown."""
         return self.pass_length or len(self)
 
     @property
-    def shuffled(self) -> bool:
+    def is_shuffled(self) -> bool:
         """Whether order or content of batches varies between passes, judged by the first batch."""
         if self._shuffled is None:
             self._first_digest = _digest_value(next(iter(self)))
@@ -386,7 +386,7 @@ class Batches:
         """Whether the first batch differs from that of an earlier pass or another process."""
         return _digest_value(next(iter(self))) != self._first_digest
 
-    def fingerprint(self) -> str:
+    def data_fingerprint(self) -> str:
         """Return a digest of the first batches and the length; of the length alone if shuffled."""
         batches = [_digest_value(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
         self._first_digest = batches[0]
@@ -396,11 +396,11 @@ class Batches:
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
-def _empty_reference() -> None:
+def _empty_iterator_reference() -> None:
     """Stand for the reference to a previous pass before the first one."""
 
 
-def _weak_reference(batches: Iterator[Any]) -> Callable[[], Any]:
+def _make_weak_reference(batches: Iterator[Any]) -> Callable[[], Any]:
     """Return a weak reference to an iterator, or a strong one if not supported."""
     try:
         return weakref.ref(batches)
@@ -410,7 +410,7 @@ def _weak_reference(batches: Iterator[Any]) -> Callable[[], Any]:
 
 def _digest_value(value: object) -> str:
     digest = DataDigest()
-    digest.feed(value)
+    digest.hash_values(value)
     return digest.hexdigest()[:16]
 
 
@@ -418,7 +418,7 @@ def _digest_value(value: object) -> str:
 _KERAS_BATCHES = ("PyDataset", "Sequence")
 
 
-def part_of(source: Any, part: slice) -> Iterable[Any] | None:
+def take_batch_slice(source: Any, part: slice) -> Iterable[Any] | None:
     """Return the batches of a slice; None if the loader can only be read from its start.
 
     The loader must have a reproducible order of batches; the slice may have no end.
@@ -473,7 +473,7 @@ class Reading(StringEnum):
     LABELS_LAST = "inputs followed by labels"
 
 
-def readings_of(batch: object, has_labels: bool = False) -> tuple[Reading, ...]:
+def list_batch_readings(batch: object, has_labels: bool = False) -> tuple[Reading, ...]:
     """Return the possible interpretations of a batch, the documented one first.
 
     A batch that must hold labels has one interpretation.
@@ -490,7 +490,7 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
 
     A batch that does not match the interpretation counts as inputs alone.
     """
-    readings = readings_of(batch)
+    readings = list_batch_readings(batch)
     if (reading or readings[0]) not in readings:
         return batch
     match reading or readings[0]:
@@ -501,7 +501,7 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
     return batch
 
 
-def required_inputs(batch: object, reading: Reading | None, location: str) -> Any:
+def require_batch_inputs(batch: object, reading: Reading | None, location: str) -> Any:
     """Return `inputs_of_batch`; `location` names the batch in the message.
 
     Raises:
@@ -513,7 +513,7 @@ def required_inputs(batch: object, reading: Reading | None, location: str) -> An
     return inputs
 
 
-def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, Any]:
+def make_labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, Any]:
     """Return a batch as inputs and labels; the inputs of a dict are the whole dict.
 
     Args:
@@ -525,11 +525,11 @@ def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, An
         DataError: the batch holds no labels.
     """
     if isinstance(batch, Mapping):
-        return batch, labels_of(batch, name, label_key)
-    if readings_of(batch, has_labels=True) == (Reading.LABELS_LAST,):
+        return batch, get_batch_labels(batch, name, label_key)
+    if list_batch_readings(batch, has_labels=True) == (Reading.LABELS_LAST,):
         return batch[:-1], batch[-1]
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        description = shape_words(batch)
+        description = describe_value_shape(batch)
         if hasattr(batch, "shape"):
             description = f"{with_article(type(batch).__name__)} alone, {description}"
         raise DataError(f"{name} must yield (inputs, labels), got {description}")

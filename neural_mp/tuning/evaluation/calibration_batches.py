@@ -27,26 +27,26 @@ class Calibration:
     samples: int = 100
     seed: int | None = None
 
-    def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    def iterate_inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
         """Yield the inputs of the batches that hold these samples."""
         # Drawn before the pass: loaders need not support two passes at a time.
         if "_drawn" not in vars(self):
-            vars(self)["_drawn"] = self._draw(before_each)
-        drawn = self._drawn
-        batches = enumerate(self.batches.inputs())
+            vars(self)["_drawn"] = self._draw_batches(before_each)
+        drawn = self._drawn_batches
+        batches = enumerate(self.batches.iterate_inputs())
         chosen = (inputs for i, inputs in batches if drawn is None or i in drawn)
         yield from limit_samples(chosen, self.samples, before_each)
 
     @cached_property
-    def _drawn(self) -> frozenset[int] | None:
-        return self._draw(lambda: None)
+    def _drawn_batches(self) -> frozenset[int] | None:
+        return self._draw_batches(lambda: None)
 
-    def _draw(self, before_each: Callable[[], None]) -> frozenset[int] | None:
+    def _draw_batches(self, before_each: Callable[[], None]) -> frozenset[int] | None:
         """Return the numbers of the drawn batches; None for the first batches."""
         if self.seed is None:
             return None
         sizes = []
-        for inputs in self.batches.inputs():
+        for inputs in self.batches.iterate_inputs():
             before_each()
             sizes.append(batch_size_of(inputs))
         order = random.Random(self.seed).sample(range(len(sizes)), len(sizes))
@@ -54,10 +54,10 @@ class Calibration:
         return frozenset(i for i, held in zip(order, before, strict=False) if held < self.samples)
 
     @property
-    def count(self) -> int:
+    def batch_count(self) -> int:
         """Number of required batches; estimated from the first one, unless drawn."""
-        if self._drawn is not None:
-            return len(self._drawn)
+        if self._drawn_batches is not None:
+            return len(self._drawn_batches)
         total = -(-self.samples // max(1, batch_size_of(self.batches.first_inputs)))
         return min(total, len(self.batches)) if len(self.batches) else total
 

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.util.validators import (
     finite,
-    invalid,
+    invalid_value_error,
     list_of,
     non_negative_integer,
     optional,
@@ -92,7 +92,7 @@ class RunningValues:
                 f"{len(self.samples)}"
             )
 
-    def then(self, value: float, batch_samples: int) -> RunningValues:
+    def with_batch(self, value: float, batch_samples: int) -> RunningValues:
         """Return these values with that of a further batch of `batch_samples` samples."""
         previous = self.samples[-1] if self.samples else 0
         return RunningValues((*self.values, value), (*self.samples, previous + batch_samples))
@@ -112,7 +112,9 @@ class RunningValues:
         fields = _RUNNING(data)
         values = tuple(math.nan if value is None else value for value in fields["values"])
         if len(values) != len(fields["samples"]):
-            raise invalid(f"{len(values)} sample counts, one per value", fields["samples"])
+            raise invalid_value_error(
+                f"{len(values)} sample counts, one per value", fields["samples"]
+            )
         return cls(values, fields["samples"])
 
 
@@ -193,14 +195,14 @@ def _against_all_odds(
     sign = 1.0 if criterion.prefers_higher else -1.0
     theirs = np.asarray(baseline.values) * (-sign / unit)  # as losses, like the criterion
     ours = np.asarray(candidate.values) * (-sign / unit)
-    scores, sizes = _batch_scores(theirs, np.asarray(baseline.samples))
+    scores, sizes = _list_batch_scores(theirs, np.asarray(baseline.samples))
     scores = scores[sizes >= np.median(sizes) / 2]  # a short last batch has the largest variance
     with np.errstate(invalid="ignore"):  # Inf - Inf is NaN: an undefined value
         worse = ours - theirs[:count]
-    losses, sizes = _batch_scores(worse, np.asarray(candidate.samples))
+    losses, sizes = _list_batch_scores(worse, np.asarray(candidate.samples))
     total = baseline.samples[-1]
     tolerated = (criterion.tolerance + 1e-9) * total  # same slack as the criterion
-    if _log_wealth(losses, sizes, tolerated, total, scores) < -math.log(rate):
+    if _compute_log_wealth(losses, sizes, tolerated, total, scores) < -math.log(rate):
         return False
     return looks_shuffled(scores) and looks_shuffled(losses) and not _tends_to_fall(losses)
 
@@ -217,7 +219,9 @@ def _is_constant(values: Sequence[float] | Array) -> bool:
     return bool(np.ptp(values) <= ROUNDING * np.max(np.abs(values)))
 
 
-def _batch_scores(running: Array, samples: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
+def _list_batch_scores(
+    running: Array, samples: NDArray[np.int64]
+) -> tuple[Array, NDArray[np.int64]]:
     """Return scores and sizes of batches; those without value or samples join the next."""
     defined = np.isfinite(running)
     running, samples = running[defined], samples[defined]
@@ -227,7 +231,7 @@ def _batch_scores(running: Array, samples: NDArray[np.int64]) -> tuple[Array, ND
     return np.diff(running * samples, prepend=0.0) / sizes, sizes
 
 
-def _log_wealth(
+def _compute_log_wealth(
     losses: Array, sizes: NDArray[np.int64], tolerated: float, total: int, scores: Array
 ) -> float:
     """Return the logarithm of the wealth of a gambler who began with 1; -inf if all is lost.

@@ -22,8 +22,8 @@ from neural_mp.tuning.evaluation.metric_values import (
     MetricAggregation,
     MetricBatch,
     ResetWatch,
-    as_scalar,
     check_reset,
+    convert_to_scalar,
 )
 from neural_mp.tuning.evaluation.pass_contents import PassContents
 from neural_mp.util.fingerprint import DigestingIterator, object_fingerprint
@@ -92,7 +92,7 @@ class Evaluator:
     fp32_losses: TextLosses | None = None
 
     @property
-    def available(self) -> bool:
+    def is_available(self) -> bool:
         """Whether accuracy can be evaluated."""
         return self.eval_func is not None or (self.batches is not None and bool(self.metrics))
 
@@ -119,9 +119,9 @@ class Evaluator:
     @property
     def targets(self) -> Mapping[str, float]:
         """Name → worst value accepted, if each of several metrics must meet a target."""
-        return self.aggregation.targets() if self.aggregation.require_all else {}
+        return self.aggregation.metric_targets() if self.aggregation.require_all else {}
 
-    def figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
+    def metric_figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
         """Return name → figures of several metrics; without values, FP32's are the result."""
         aggregation, targets = self.aggregation, self.targets
         values = values or aggregation.baseline
@@ -130,29 +130,29 @@ class Evaluator:
                 baseline,
                 values[name],
                 targets.get(name),
-                aggregation.criterion_of(name).prefers_higher,
+                aggregation.get_metric_criterion(name).prefers_higher,
             )
             for name, baseline in aggregation.baseline.items()
             if name in values
         }
 
     @cached_property
-    def identity(self) -> str | None:
+    def processing_fingerprint(self) -> str | None:
         """Fingerprint of the processing of predictions and labels; None if unavailable."""
         if self.eval_func is not None or self.batches is None:
             return None  # `eval_func` reads its own data
         aggregation = self.aggregation.names, self.aggregation.require_all
         return object_fingerprint((list(self.metrics), self.postprocess, aggregation))
 
-    def content(self, deadline: Deadline) -> str | None:
+    def content_digest(self, deadline: Deadline) -> str | None:
         """Return a digest of all evaluation data, after reading them; None if unsupported."""
         assert self.batches is not None
         digesting = DigestingIterator()
-        pairs = digesting.wrap(self.batches.pairs())
+        pairs = digesting.wrap_batches(self.batches.iterate_pairs())
         while call_user(next, pairs, None) is not None:
             self.on_batch()
-            deadline.check()
-        return digesting.digest
+            deadline.raise_if_passed()
+        return digesting.data_digest
 
     def __call__(
         self,
@@ -177,14 +177,14 @@ class Evaluator:
             MetricError: the metric's result is not a number.
             DataError: the data differ from those of FP32's pass.
         """
-        deadline.check()
+        deadline.raise_if_passed()
         self.values = {}
         if self.eval_func is not None:
             form = "eval_func(model)"
-            value = call_user(self.eval_func, model.callable, form=form, kind=MetricError)
-            result = self._scored({"eval_func": value})
+            value = call_user(self.eval_func, model.callable_object, form=form, kind=MetricError)
+            result = self._score_results({"eval_func": value})
         else:
-            result = self._over_batches(
+            result = self._evaluate_over_batches(
                 model,
                 deadline,
                 will_miss or (lambda running: False),
@@ -193,7 +193,7 @@ class Evaluator:
         self.evaluations += 1
         return result
 
-    def _over_batches(
+    def _evaluate_over_batches(
         self,
         model: AnyModel,
         deadline: Deadline,
@@ -208,17 +208,17 @@ class Evaluator:
         batches = self._update_metrics(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
             if number == 1:
-                self.resets.updated(self.metrics)
+                self.resets.handle_update(self.metrics)
             unseen += batch_size_of(inputs)
             if has_running_values and is_check_due(number, self.batch_count):
-                self.running = self.running.then(self._running_accuracy(), unseen)
+                self.running = self.running.with_batch(self._compute_running_accuracy(), unseen)
                 unseen = 0
                 if will_miss(self.running):
                     raise TargetOutOfReachError(self.running.values[-1])
         self._check_contents()
-        accuracy = self._current_accuracy()
+        accuracy = self._compute_current_accuracy()
         if has_running_values and unseen:  # end with the accuracy on all data
-            self.running = self.running.then(accuracy, unseen)
+            self.running = self.running.with_batch(accuracy, unseen)
         return accuracy
 
     def _update_metrics(
@@ -229,30 +229,30 @@ class Evaluator:
         self._reset_metrics()
         if callable(reset := getattr(self.postprocess, "reset", None)):
             call_user(reset, form="postprocess.reset()", kind=MetricError)
-        pairs, memory = self.batches.pairs(part), MemoryGuard(self.batches.name)
+        pairs, memory = self.batches.iterate_pairs(part), MemoryGuard(self.batches.name)
         self.contents = PassContents()
         if self.digesting is not None:
-            pairs = self.digesting.wrap(pairs)
+            pairs = self.digesting.wrap_batches(pairs)
         while (pair := call_user(next, pairs, None)) is not None:
             inputs, labels = pair
             number = self.batches.position
-            self.contents = self.contents.then(inputs, labels)
+            self.contents = self.contents.with_batch(inputs, labels)
             self.contents.check_count(self.batches.name, self.expected)
             batch = MetricBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
             if model is reference:
-                batch.check(is_first=number == 1)
+                batch.check_values(is_first=number == 1)
             for metric, name, judged in self._batch_per_metric(batch, inputs, reference):
-                judged.update(metric.update, name)
+                judged.update_metric(metric.update, name)
             self.on_batch()
-            deadline.check()
-            memory.check(number)
+            deadline.raise_if_passed()
+            memory.check_memory(number)
             yield inputs
 
     def _batch_per_metric(
         self, given: MetricBatch, inputs: object, reference: AnyModel
     ) -> Iterator[tuple[Metric, str, MetricBatch]]:
-        judged = given if self.postprocess is None else given.postprocessed(self.postprocess)
-        for name, (metric, _) in zip(self.names, self.metrics, strict=True):
+        judged = given if self.postprocess is None else given.apply_postprocess(self.postprocess)
+        for name, (metric, _) in zip(self.metric_names, self.metrics, strict=True):
             own = getattr(metric, "compare_label", True) is not False
             yield metric, name, judged if own else replace(given, labels=reference(inputs))
 
@@ -277,11 +277,11 @@ class Evaluator:
                     check_reset(metric, name, judged)
 
     def _reset_metrics(self) -> None:
-        for name, (metric, _) in zip(self.names, self.metrics, strict=True):
+        for name, (metric, _) in zip(self.metric_names, self.metrics, strict=True):
             call_user(metric.reset, form=f"{name}.reset()", kind=MetricError)
-        self.resets.cleared(self.metrics)
+        self.resets.handle_reset(self.metrics)
 
-    def states(
+    def metric_states(
         self, model: AnyModel, deadline: Deadline, part: slice, reference: AnyModel
     ) -> bytes:
         """Return the metrics after a slice of the batches, as input of `merge_shards`.
@@ -292,7 +292,7 @@ class Evaluator:
             NotShardableError: the order of batches differs here, or a metric cannot be pickled.
         """
         assert self.batches is not None
-        deadline.check()
+        deadline.raise_if_passed()
         if call_user(self.batches.first_batch_differs):
             raise NotShardableError(
                 "the first batch of the evaluation data differs between processes"
@@ -312,7 +312,7 @@ class Evaluator:
         return packed
 
     def merge_shards(self, parts: Sequence[bytes]) -> float:
-        """Return the accuracy, possibly NaN, from the `states` of all shards in order."""
+        """Return the accuracy, possibly NaN, from the `metric_states` of all shards in order."""
         self.values, self.running = {}, RunningValues()
         self._reset_metrics()
         self.contents = PassContents()
@@ -322,15 +322,15 @@ class Evaluator:
             for (metric, _), shard_metric in zip(self.metrics, shard_metrics, strict=True):
                 call_user(metric.merge, shard_metric)  # type: ignore[attr-defined]
         self._check_contents()
-        accuracy = self._current_accuracy()
+        accuracy = self._compute_current_accuracy()
         self.evaluations += 1
         return accuracy
 
-    def _current_accuracy(self) -> float:
-        return self._scored(self._metric_results())
+    def _compute_current_accuracy(self) -> float:
+        return self._score_results(self._collect_metric_results())
 
     @property
-    def names(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """Unique names of the metrics."""
         classes = [type(metric).__name__ for metric, _ in self.metrics]
         names = list(self.aggregation.names or classes)
@@ -338,13 +338,13 @@ class Evaluator:
             names = [f"{name} {index}" for index, name in enumerate(names, start=1)]
         return names
 
-    def _metric_results(self) -> dict[str, Any]:
+    def _collect_metric_results(self) -> dict[str, Any]:
         return {
             name: call_user(metric.result, form=f"{name}.result()", kind=MetricError)
-            for name, (metric, _) in zip(self.names, self.metrics, strict=True)
+            for name, (metric, _) in zip(self.metric_names, self.metrics, strict=True)
         }
 
-    def _scored(self, results: Mapping[str, Any]) -> float:
+    def _score_results(self, results: Mapping[str, Any]) -> float:
         """Return the single number of results, each a number or several by name."""
         values: dict[str, float] = {}
         for name, result in results.items():
@@ -352,25 +352,27 @@ class Evaluator:
                 if not result:
                     raise MetricError(f"{name} must return a number, got an empty dict")
                 start = "" if len(results) == 1 else f"{name} "
-                values |= {f"{start}{key}": as_scalar(part, name) for key, part in result.items()}
+                values |= {
+                    f"{start}{key}": convert_to_scalar(part, name) for key, part in result.items()
+                }
             else:
-                values[name] = as_scalar(result, name)
+                values[name] = convert_to_scalar(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
             # Named parts have no weights.
             self.aggregation = replace(self.aggregation, require_all=True)
         self.values = values if len(values) > 1 or self.aggregation.require_all else {}
         if self.aggregation.require_all:
-            return self.aggregation.score(values)
+            return self.aggregation.aggregate_score(values)
         weights = [1.0] if self.eval_func else [weight for _, weight in self.metrics]
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 
-    def _running_accuracy(self) -> float:
+    def _compute_running_accuracy(self) -> float:
         """Return the running accuracy; NaN if not yet defined."""
         try:
-            results = self._metric_results()
+            results = self._collect_metric_results()
             if any(isinstance(result, Mapping) for result in results.values()):
                 return math.nan  # the score is a loss against a baseline
-            return self._scored(results)
+            return self._score_results(results)
         except (UserCodeError, MetricError) as error:
             if isinstance(error, UserCodeError) and not isinstance(error.error, Exception):
                 raise  # must end the process

@@ -18,9 +18,9 @@ from neural_mp.common import Metric
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import DataError, MetricError, message_of
 from neural_mp.util.batch_cache import copy_batch
-from neural_mp.util.fingerprint import digest_of
-from neural_mp.util.pytree import float_arrays, tree_leaves
-from neural_mp.util.text import shape_words, with_article
+from neural_mp.util.fingerprint import compute_data_digest
+from neural_mp.util.pytree import list_float_arrays, tree_leaves
+from neural_mp.util.text import describe_value_shape, with_article
 from neural_mp.util.user_calls import UserCodeError, call_user
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class MetricBatch:
     labels: Any
     place: str
 
-    def check(self, is_first: bool) -> None:
+    def check_values(self, is_first: bool) -> None:
         """Check that predictions hold usable numbers; of values only if `is_first`.
 
         Raises:
@@ -47,17 +47,18 @@ class MetricBatch:
         if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in leaves):
             raise MetricError(
                 f"the model must return an array, or several in a tuple, list or dict, got "
-                f"{shape_words(self.predictions)} for {self.place}; use eval_func for other outputs"
+                f"{describe_value_shape(self.predictions)} for {self.place}; use eval_func for "
+                "other outputs"
             )
-        arrays = [array for array in float_arrays(self.predictions) if array.size]
+        arrays = [array for array in list_float_arrays(self.predictions) if array.size]
         if is_first and arrays and all(np.isnan(array).all() for array in arrays):
             raise MetricError(
                 f"the outputs of the model are all NaN for {self.place} "
-                f"({shape_words(self.predictions)}); check the weights and the preprocessing of "
-                f"the inputs"
+                f"({describe_value_shape(self.predictions)}); check the weights and the "
+                "preprocessing of the inputs"
             )
 
-    def postprocessed(self, postprocess: Callable[[Any], Any]) -> MetricBatch:
+    def apply_postprocess(self, postprocess: Callable[[Any], Any]) -> MetricBatch:
         """Return the batch after the user's postprocess.
 
         Raises:
@@ -69,11 +70,11 @@ class MetricBatch:
         result = call_user(postprocess, pair, form=form, kind=DataError)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise DataError(
-                f"postprocess must return (predictions, labels), got {shape_words(result)}"
+                f"postprocess must return (predictions, labels), got {describe_value_shape(result)}"
             )
         return MetricBatch(result[0], result[1], self.place)
 
-    def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
+    def update_metric(self, update: Callable[[Any, Any], Any], name: str) -> None:
         """Update the metric `name` with the batch, by its method `update`.
 
         The metric may edit its labels, e.g. those to ignore: later passes read the original ones.
@@ -98,12 +99,12 @@ class MetricBatch:
     def _describe_mismatch(self) -> str:
         """Return the signs that predictions and labels do not match, or an empty string."""
         if self.labels is None:
-            return f"has labels None and predictions {shape_words(self.predictions)}"
+            return f"has labels None and predictions {describe_value_shape(self.predictions)}"
         counts = [_sample_count(value) for value in (self.predictions, self.labels)]
         if None not in counts and counts[0] != counts[1]:
             return (
-                f"has predictions {shape_words(self.predictions)} and labels "
-                f"{shape_words(self.labels)}, whose numbers of samples differ"
+                f"has predictions {describe_value_shape(self.predictions)} and labels "
+                f"{describe_value_shape(self.labels)}, whose numbers of samples differ"
             )
         return ""
 
@@ -149,7 +150,7 @@ class MetricAggregation:
         """Return the aggregation with FP32's values, requiring each of them if `require_all`."""
         return replace(self, baseline=dict(values), require_all=self.require_all or require_all)
 
-    def score(self, values: Mapping[str, float]) -> float:
+    def aggregate_score(self, values: Mapping[str, float]) -> float:
         """Return 1 minus the largest loss; NaN if a value is not finite.
 
         Raises:
@@ -164,22 +165,24 @@ class MetricAggregation:
                 f"a metric must return the same names for all models, got {', '.join(values)}, "
                 f"for FP32 {', '.join(baseline)}"
             )
-        losses = [self.criterion_of(name).loss(baseline[name], values[name]) for name in values]
+        losses = [
+            self.get_metric_criterion(name).loss(baseline[name], values[name]) for name in values
+        ]
         if not all(map(math.isfinite, (*values.values(), *losses))):
             return math.nan
         return 1 - max(losses) if self.criterion.prefers_higher else 1 + max(losses)
 
-    def targets(self) -> dict[str, float]:
+    def metric_targets(self) -> dict[str, float]:
         """Return name → the worst value accepted, for metrics with targets."""
-        return {n: self.criterion_of(n).target(v) for n, v in self.baseline.items()}
+        return {n: self.get_metric_criterion(n).target(v) for n, v in self.baseline.items()}
 
-    def criterion_of(self, name: str) -> AccuracyCriterion:
+    def get_metric_criterion(self, name: str) -> AccuracyCriterion:
         """Return the criterion in the direction of a metric."""
         higher = self.higher[name] if name in self.higher else self.direction(name)
         return replace(self.criterion, higher_is_better=higher)
 
 
-def as_scalar(value: Any, name: str) -> float:
+def convert_to_scalar(value: Any, name: str) -> float:
     """Return the result of the metric or function `name` as a float.
 
     Raises:
@@ -193,7 +196,9 @@ def as_scalar(value: Any, name: str) -> float:
         try:
             value = value.item()
         except (ValueError, RuntimeError, TypeError):
-            raise MetricError(f"{name} must return one number, got {shape_words(value)}") from None
+            raise MetricError(
+                f"{name} must return one number, got {describe_value_shape(value)}"
+            ) from None
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise MetricError(f"{name} must return a number, got {value!r} ({type(value).__name__})")
     try:
@@ -240,11 +245,11 @@ class ResetWatch:
         #: Indices of metrics whose state is not restored; empty before the second reset.
         self.suspects: tuple[int, ...] = ()
 
-    def cleared(self, metrics: Metrics) -> None:
+    def handle_reset(self, metrics: Metrics) -> None:
         """Handle a reset of all metrics."""
         if self._is_done:
             return
-        states = [_metric_state(metric) for metric, _ in metrics]
+        states = [_capture_metric_state(metric) for metric, _ in metrics]
         if not self._changed:
             self._clear = states
             return
@@ -255,18 +260,18 @@ class ResetWatch:
         )
         self._clear, self._changed, self._is_done = [], [], True
 
-    def updated(self, metrics: Metrics) -> None:
+    def handle_update(self, metrics: Metrics) -> None:
         """Handle the first update of all metrics after a reset."""
         if self._is_done:
             return
-        states = [_metric_state(metric) for metric, _ in metrics]
+        states = [_capture_metric_state(metric) for metric, _ in metrics]
         self._changed = [
             frozenset(name for name, value in current.items() if cleared.get(name) != value)
             for cleared, current in zip(self._clear, states, strict=True)
         ]
 
 
-def _metric_state(metric: Metric) -> State:
+def _capture_metric_state(metric: Metric) -> State:
     """Return attribute → comparable state, of a metric and of the classes of the user's code."""
     room = [_MOST_VALUES]
     state: State = {}
@@ -290,7 +295,7 @@ def _summarize_value(value: object, room: list[int], depth: int = 0) -> Hashable
     ):
         return type(value).__name__
     if hasattr(value, "shape") and not isinstance(value, Mapping):
-        return digest_of(value) if _is_small(value) else repr(value.shape)
+        return compute_data_digest(value) if _is_small(value) else repr(value.shape)
     if isinstance(value, Mapping):
         parts: list[Any] = [*value.items()]
     elif isinstance(value, list | tuple | set | frozenset | deque):
@@ -320,7 +325,7 @@ def check_reset(metric: Metric, name: str, batch: MetricBatch) -> None:
     """
     try:
         first = _result_after_batch(metric, name, batch)
-        if not _are_values_close(first, _metric_result(metric, name)):
+        if not _are_values_close(first, _get_metric_result(metric, name)):
             return  # random
         _update_metric(metric, name, _rotate_labels(batch))
         again = _result_after_batch(metric, name, batch)
@@ -340,7 +345,7 @@ def check_reset(metric: Metric, name: str, batch: MetricBatch) -> None:
 def _result_after_batch(metric: Metric, name: str, batch: MetricBatch) -> Values:
     call_user(metric.reset)
     _update_metric(metric, name, batch)
-    return _metric_result(metric, name)
+    return _get_metric_result(metric, name)
 
 
 def _update_metric(metric: Metric, name: str, batch: MetricBatch) -> None:
@@ -350,13 +355,13 @@ def _update_metric(metric: Metric, name: str, batch: MetricBatch) -> None:
     except Exception as error:
         # Tensors of frameworks and user classes may refuse copies with any error.
         raise DataError(f"{batch.place} cannot be copied") from error
-    replace(batch, predictions=predictions, labels=labels).update(metric.update, name)
+    replace(batch, predictions=predictions, labels=labels).update_metric(metric.update, name)
 
 
-def _metric_result(metric: Metric, name: str) -> Values:
+def _get_metric_result(metric: Metric, name: str) -> Values:
     result = call_user(metric.result)
     values: Mapping[str, Any] = result if isinstance(result, Mapping) else {"": result}
-    return {key: as_scalar(value, name) for key, value in values.items()}
+    return {key: convert_to_scalar(value, name) for key, value in values.items()}
 
 
 def _rotate_labels(batch: MetricBatch) -> MetricBatch:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.errors import DataError
-from neural_mp.util.fingerprint import digest_of
+from neural_mp.util.fingerprint import compute_data_digest
 from neural_mp.util.json_fields import NOT_STORED, JsonFields
-from neural_mp.util.pytree import as_numpy, batch_size_of
+from neural_mp.util.pytree import batch_size_of, convert_to_numpy
 
 Hashes = NDArray[np.uint64]
 
@@ -50,7 +50,7 @@ class PassContents(JsonFields):
     histogram: tuple[int, ...] = ()
     largest_batch: int = field(default=0, compare=False)
 
-    def then(self, inputs: object, labels: object) -> PassContents:
+    def with_batch(self, inputs: object, labels: object) -> PassContents:
         """Return the contents with a further batch."""
         size = batch_size_of(inputs)
         if labels is None:
@@ -86,7 +86,9 @@ class PassContents(JsonFields):
             DataError: there are more already.
         """
         if baseline is not None and self.samples > baseline.samples:
-            raise _other_data(name, f"more than the {baseline.samples} samples of the baseline")
+            raise _changed_data_error(
+                name, f"more than the {baseline.samples} samples of the baseline"
+            )
 
     def check_equal(self, name: str, baseline: PassContents, drops_last: bool = False) -> str:
         """Check the contents of a complete pass over the data `name` against the baseline's.
@@ -103,7 +105,9 @@ class PassContents(JsonFields):
             DataError: the number of samples or the labels differ.
         """
         if self.samples != baseline.samples:
-            raise _other_data(name, f"{self.samples} samples, {baseline.samples} in the baseline")
+            raise _changed_data_error(
+                name, f"{self.samples} samples, {baseline.samples} in the baseline"
+            )
         if None in (self.labels, baseline.labels) or self.labels == baseline.labels:
             return ""
         dropped = max(self.largest_batch, baseline.largest_batch) - 1
@@ -114,7 +118,9 @@ class PassContents(JsonFields):
             pairs = zip(self.histogram, baseline.histogram, strict=True)
             changed = sum(abs(a - b) for a, b in pairs) / 2
         if changed > dropped:
-            raise _other_data(name, f"{self.samples} samples with labels other than the baseline's")
+            raise _changed_data_error(
+                name, f"{self.samples} samples with labels other than the baseline's"
+            )
 
         return (
             f"{name} yields {self.samples} samples in every pass, but not the same ones, as a "
@@ -124,7 +130,7 @@ class PassContents(JsonFields):
         )
 
 
-def _other_data(name: str, change: str) -> DataError:
+def _changed_data_error(name: str, change: str) -> DataError:
     return DataError(
         f"{name} must yield the same samples in every pass, in any order, got {change}; accuracies "
         f"on different data cannot be compared: return every sample in each pass, without random "
@@ -139,7 +145,7 @@ def _hash_samples(labels: object) -> tuple[Hashes, tuple[tuple[int, ...], ...]] 
     if isinstance(labels, list) and not all(isinstance(label, int | float) for label in labels):
         return _hash_objects(labels)
     try:
-        array = as_numpy(labels)
+        array = convert_to_numpy(labels)
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return None  # e.g. ragged or sparse tensors
     rows = array.reshape(1) if array.ndim == 0 else array
@@ -166,7 +172,7 @@ def _hash_parts(parts: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ..
 
 def _hash_objects(samples: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
     """Return the hashes of samples whose labels form no array, e.g. boxes or texts."""
-    digests = [digest_of(sample) for sample in samples]
+    digests = [compute_data_digest(sample) for sample in samples]
     if None in digests:
         return None
     return np.array([int(str(digest)[:16], 16) for digest in digests], np.uint64), ()
@@ -180,11 +186,11 @@ def _hash_rows(rows: np.ndarray) -> Hashes:
     width = -(-plain.shape[1] // 8)
     padded = np.zeros((len(rows), width * 8), np.uint8)
     padded[:, : plain.shape[1]] = plain
-    return _mix_bits(padded.view(np.uint64) @ _projection_factors(width))
+    return _mix_bits(padded.view(np.uint64) @ _draw_projection_factors(width))
 
 
 @lru_cache(maxsize=4)
-def _projection_factors(width: int) -> Hashes:
+def _draw_projection_factors(width: int) -> Hashes:
     """Return odd factors, so that a change of one word always changes the hash."""
     drawn = np.random.default_rng(0).integers(0, 1 << 63, width, np.uint64)
     return drawn * np.uint64(2) + np.uint64(1)

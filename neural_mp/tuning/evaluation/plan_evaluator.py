@@ -76,10 +76,10 @@ class PlanEvaluator:
     inputs: Any
     reserve: float = 0.0
 
-    def converted(self, plan: ResolvedPlan, deadline: Deadline) -> AnyModel:
+    def convert_by_plan(self, plan: ResolvedPlan, deadline: Deadline) -> AnyModel:
         """Return the converted model; weights are learned until the end of the time limit."""
-        with self.model.options.learning.limit.until(deadline.end - self.reserve):
-            return self.model.converted(plan)
+        with self.model.options.learning.limit.override_end(deadline.end_time - self.reserve):
+            return self.model.convert_by_plan(plan)
 
     def __call__(
         self, plan: ResolvedPlan, deadline: Deadline
@@ -100,13 +100,15 @@ class PlanEvaluator:
         ) -> PlanEvaluation:
             values = {} if outcome is Outcome.FAILED else self.evaluator.values
             seconds = time.perf_counter() - started
-            bound = self._accuracy_bound() if outcome in (Outcome.MET, Outcome.MISSED) else None
+            bound = (
+                self._compute_accuracy_bound() if outcome in (Outcome.MET, Outcome.MISSED) else None
+            )
             return PlanEvaluation(outcome, accuracy, error, seconds, values, bound=bound)
 
         try:
-            model = self.converted(plan, deadline)
+            model = self.convert_by_plan(plan, deadline)
             self.model.check_fusions(model, self.inputs)
-            accuracy, passes = self._mean_accuracy(model, deadline)
+            accuracy, passes = self._evaluate_mean_accuracy(model, deadline)
         except TargetOutOfReachError as lost:
             return build_evaluation(
                 Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)
@@ -120,17 +122,17 @@ class PlanEvaluator:
         judged = self._judge_accuracy(accuracy, lambda: self._origin_of_nan(model), passes)
         return build_evaluation(*judged), model
 
-    def _mean_accuracy(self, model: AnyModel, deadline: Deadline) -> tuple[float, int]:
+    def _evaluate_mean_accuracy(self, model: AnyModel, deadline: Deadline) -> tuple[float, int]:
         """Return the accuracy of a candidate, and the number of passes of which it is the mean."""
         evaluator = self.evaluator
 
         def evaluate_model() -> tuple[float, Mapping[str, float]]:
-            accuracy = evaluator(model, deadline, self._stops_when(), self.model)
+            accuracy = evaluator(model, deadline, self._make_stop_test(), self.model)
             return accuracy, dict(evaluator.values)
 
-        result = evaluator.spread.repeated(evaluate_model, self.criterion, self.baseline)
-        evaluator.values = result.values
-        return result.mean, len(result.passes)
+        result = evaluator.spread.repeat_evaluation(evaluate_model, self.criterion, self.baseline)
+        evaluator.values = result.mean_values
+        return result.mean_accuracy, len(result.passes)
 
     def evaluate_shard(self, shard: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
         """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.
@@ -140,10 +142,10 @@ class PlanEvaluator:
         """
         started = time.perf_counter()
         try:
-            model = self.converted(shard.plan, deadline)
+            model = self.convert_by_plan(shard.plan, deadline)
             if shard.is_first:
                 self.model.check_fusions(model, self.inputs)
-            states = self.evaluator.states(model, deadline, shard.batches, self.model)
+            states = self.evaluator.metric_states(model, deadline, shard.batches, self.model)
             origin = self._origin_of_nan(model) if shard.is_first else None
         except (DeadlineExceededError, UserCodeError, NotShardableError, DataError):
             raise
@@ -165,7 +167,7 @@ class PlanEvaluator:
         seconds = max(shard.seconds for shard in shards)
         judged = self._judge_accuracy(accuracy, lambda: shards[0].origin)
         return PlanEvaluation(
-            *judged, seconds, self.evaluator.values, nodes, self._accuracy_bound()
+            *judged, seconds, self.evaluator.values, nodes, self._compute_accuracy_bound()
         )
 
     def _judge_accuracy(
@@ -177,30 +179,30 @@ class PlanEvaluator:
             error = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
             return Outcome.MISSED, None, error
         spread = self.evaluator.spread
-        on_others = self._accuracy_bound()
+        on_others = self._compute_accuracy_bound()
         if self.criterion.met(self.baseline, accuracy) and on_others is not None:
             if self.criterion.met(self.baseline, on_others):
                 return Outcome.MET, accuracy, None
             error = f"its 99 % bound on other texts, {on_others:.6g}, misses the target"
             return Outcome.MISSED, accuracy, error
-        if spread.met(self.criterion, self.baseline, accuracy, passes):
+        if spread.meets_target(self.criterion, self.baseline, accuracy, passes):
             return Outcome.MET, accuracy, None
         if self.criterion.met(self.baseline, accuracy):
-            bound = spread.bound(self.criterion, accuracy, passes)
+            bound = spread.confidence_bound(self.criterion, accuracy, passes)
             error = f"the accuracy is random, and its 95 % confidence bound {bound:.6g} misses"
             return Outcome.MISSED, accuracy, error
         return Outcome.MISSED, accuracy, origin_of_nan()
 
-    def _accuracy_bound(self) -> float | None:
+    def _compute_accuracy_bound(self) -> float | None:
         """Return the confidence bound of the latest accuracy on other texts; None if unknown."""
         evaluator = self.evaluator
         texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None
         if texts is None or evaluator.fp32_losses is None or evaluator.spread.deviation:
             return None
-        loss = TextLosses.of(texts).bound_over(evaluator.fp32_losses)
+        loss = TextLosses.from_metric(texts).bound_mean_over(evaluator.fp32_losses)
         return None if loss is None else texts.at_loss(loss)
 
-    def _stops_when(self) -> Callable[[RunningValues], bool] | None:
+    def _make_stop_test(self) -> Callable[[RunningValues], bool] | None:
         if not self.running.values:
             return None
         best = self.evaluator.best_value
@@ -227,4 +229,4 @@ def describe_error(error: Exception) -> str:
 
 
 def _is_finite(model: AnyModel, inputs: object) -> bool:
-    return all(np.isfinite(array).all() for array in model.float_outputs(inputs))
+    return all(np.isfinite(array).all() for array in model.run_float_outputs(inputs))

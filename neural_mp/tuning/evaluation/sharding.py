@@ -83,7 +83,7 @@ class ShardingPolicy:
                 cost,
             )
             return False
-        why = sharding_obstacle(self.evaluator)
+        why = find_sharding_obstacle(self.evaluator)
         if why:
             self.give_up(why)
         return not why
@@ -93,12 +93,16 @@ class ShardingPolicy:
         self._given_up = True
         self.warn(f"evaluations are not sharded among the workers: {why}")
 
-    def shards(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
+    def split_evaluation(
+        self, plan: ResolvedPlan, width: int, threads: int, cost: float
+    ) -> list[Shard]:
         """Return one shard of a plan's evaluation per worker; empty if not worth `cost` seconds."""
         assert self.evaluator.batches is not None
-        count = self.evaluator.batches.count
+        count = self.evaluator.batches.batch_count
         width = min(width, count)
-        saved = self.seconds - sharded_seconds(self.seconds, self.cpu_seconds, width, threads)
+        saved = self.seconds - estimate_sharded_seconds(
+            self.seconds, self.cpu_seconds, width, threads
+        )
         if width < 2 or saved <= cost:
             logger.info(
                 "Evaluations are not sharded: %d workers would save %.1f s, at a cost of %g s",
@@ -112,7 +116,7 @@ class ShardingPolicy:
         return [Shard(plan, slice(start, stop)) for start, stop in zip(starts, stops, strict=True)]
 
 
-def sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
+def estimate_sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
     """Estimate the duration of a sharded evaluation, without overhead.
 
     The CPU time in one process is an upper bound if threads wait for each other actively.
@@ -120,13 +124,13 @@ def sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int
     return max(seconds, cpu_seconds / threads) / max(1, width)
 
 
-def sharding_obstacle(evaluator: Evaluator) -> str:
+def find_sharding_obstacle(evaluator: Evaluator) -> str:
     """Return the reason that rules out sharding, as a clause, or an empty string."""
     if evaluator.eval_func is not None or evaluator.batches is None:
         return "eval_func reads the data itself"
     unmergeable = [
         name
-        for name, (metric, _) in zip(evaluator.names, evaluator.metrics, strict=True)
+        for name, (metric, _) in zip(evaluator.metric_names, evaluator.metrics, strict=True)
         if not can_merge(metric)
     ]
     if unmergeable:
@@ -136,6 +140,6 @@ def sharding_obstacle(evaluator: Evaluator) -> str:
         )
     if callable(getattr(evaluator.postprocess, "reset", None)):
         return "the postprocess has a method reset, so it may keep state between batches"
-    if evaluator.batches.shuffled:
+    if evaluator.batches.is_shuffled:
         return "the order of the evaluation data differs between passes"
     return ""

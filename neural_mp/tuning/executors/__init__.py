@@ -18,7 +18,7 @@ from neural_mp.tuning.executors.contract import (
     Workers,
     taken,
 )
-from neural_mp.util.plug_ins import plug_ins, require_importable
+from neural_mp.util.plug_ins import load_plug_ins, require_importable
 from neural_mp.util.validators import MOST, integer_between, optional, validate_option
 
 #: Entry-point group of third-party executors.
@@ -30,7 +30,7 @@ _OWN_KEYS = ("engine", "count", "threads")
 _ADDRESS = "address"
 
 
-def executor_classes() -> dict[str, type[Executor]]:
+def list_executor_classes() -> dict[str, type[Executor]]:
     """Return name → executor class; its dependencies need not be installed."""
     # Imported on demand: most runs have no workers.
     from neural_mp.tuning.executors.local import LocalExecutor
@@ -38,16 +38,16 @@ def executor_classes() -> dict[str, type[Executor]]:
 
     kinds: tuple[type[Executor], ...] = (LocalExecutor, RayExecutor)
     own = {executor.name: executor for executor in kinds}
-    return {**own, **plug_ins(ENTRY_POINT_GROUP, own)}
+    return {**own, **load_plug_ins(ENTRY_POINT_GROUP, own)}
 
 
-def executor_named(name: object) -> type[Executor]:
+def get_executor_named(name: object) -> type[Executor]:
     """Return an executor class by its name.
 
     Raises:
         ConfigurationError: no executor has this name.
     """
-    engines = executor_classes()
+    engines = list_executor_classes()
     if not isinstance(name, str) or name not in engines:
         what = f"there is no engine {name!r} for workers"
         require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
@@ -71,7 +71,7 @@ def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
         return Workers(count=validate_option("workers", integer_between(1), value))
     engine = value.get("engine", LOCAL)
     with error_path("engine"):
-        keys = (*_OWN_KEYS, *executor_named(engine).options)
+        keys = (*_OWN_KEYS, *get_executor_named(engine).options)
     for key in value:
         if key not in keys:
             with error_path(key):
@@ -90,7 +90,7 @@ def _workers_of_word(text: str) -> Workers:
     with suppress(ValueError):
         return read_workers(int(text))
     engine, colon, address = text.partition(":")
-    options = executor_named(engine).options
+    options = get_executor_named(engine).options
     if colon and _ADDRESS not in options:
         raise ConfigurationError(
             f"workers of engine {engine!r} must be given without an address, got {text!r}"
@@ -105,8 +105,8 @@ __all__ = [
     "Worker",
     "WorkerException",
     "WorkerPayload",
-    "executor_classes",
-    "executor_named",
+    "get_executor_named",
+    "list_executor_classes",
     "read_workers",
     "taken",
 ]

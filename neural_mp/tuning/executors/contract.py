@@ -64,7 +64,7 @@ class Workers:
         return f"the engine {self.engine!r} of workers"
 
     @property
-    def several(self) -> bool:
+    def uses_processes(self) -> bool:
         """Whether plans are evaluated outside this process."""
         return self.engine != LOCAL or self.count != 1
 
@@ -82,11 +82,11 @@ class WorkerException:
     by_user: bool = False
 
     def __reduce__(self) -> tuple[Callable[..., WorkerException], tuple[RemoteException, bool]]:
-        return _worker_exception, (dump_exception(self.error), self.by_user)
+        return _rebuild_worker_exception, (dump_exception(self.error), self.by_user)
 
 
-def _worker_exception(error: RemoteException, by_user: bool) -> WorkerException:
-    return WorkerException(error.load(), by_user)
+def _rebuild_worker_exception(error: RemoteException, by_user: bool) -> WorkerException:
+    return WorkerException(error.rebuild_exception(), by_user)
 
 
 #: Input and output of executors, which treat plans and shards alike.
@@ -102,7 +102,7 @@ class _Package:
     load: Callable[[], AnyModel] | None
     plan_evaluator: PlanEvaluator
 
-    def made(self) -> PlanEvaluator:
+    def unpack_evaluator(self) -> PlanEvaluator:
         if self.load is None:
             return self.plan_evaluator
         loaded = self.load()
@@ -118,7 +118,7 @@ class WorkerPayload:
     sent: bytes
 
     @classmethod
-    def of(
+    def pack_run(
         cls, load: Callable[[], AnyModel], plan_evaluator: PlanEvaluator, workers: Workers
     ) -> WorkerPayload:
         """Return the payload of a run, with the model itself if it can be pickled, else `load`.
@@ -176,7 +176,7 @@ class Worker:
 
             # TensorFlow accepts a thread count only before the first op.
             with self._kind().threads(self._threads):
-                self._assessor = cloudpickle.loads(self._sent).made()
+                self._assessor = cloudpickle.loads(self._sent).unpack_evaluator()
             self._sent = b""
         return self._assessor
 
@@ -197,10 +197,10 @@ def taken(answer: Answer) -> TaskResult:
         raise UserCodeError(error)
     if isinstance(error, DeadlineExceededError | NeuralMPError | KeyboardInterrupt):
         raise error
-    raise no_result(error) from error
+    raise missing_result_error(error) from error
 
 
-def no_result(error: BaseException) -> TuningError:
+def missing_result_error(error: BaseException) -> TuningError:
     """Return the error for an unexpected failure of a worker."""
     reason = next(iter(message_of(error).splitlines()), "no reason given")
     return TuningError(

@@ -32,8 +32,8 @@ from neural_mp.tuning.executors.contract import (
 from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.util.system.environment import THREAD_VARIABLES
 from neural_mp.util.system.memory import free_memory
-from neural_mp.util.system.processes import restore_environment, worker_environment
-from neural_mp.util.text import counted
+from neural_mp.util.system.processes import make_worker_environment, restore_environment
+from neural_mp.util.text import format_count
 
 #: Interval of checks whether the owner is alive, in seconds.
 _CHECK_INTERVAL_SECONDS = 1.0
@@ -102,7 +102,7 @@ def _evaluate_task(task: Task, seconds: float) -> Answer:
     return _worker(task, seconds)
 
 
-def max_processes(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
+def count_possible_processes(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
     """Return the possible number of processes, and a warning if fewer than requested.
 
     Memory is in bytes: `free` in total, `each` per process.
@@ -115,10 +115,10 @@ def max_processes(workers: Workers, cores: int, free: int, each: int) -> tuple[i
     if by_memory < by_cores:
         why = f"{free >> 20} MiB of free memory, and a process needs about {each >> 20} MiB"
     elif workers.threads is not None:
-        why = f"{counted(cores, 'core')} for {counted(workers.threads, 'thread')} each"
+        why = f"{format_count(cores, 'core')} for {format_count(workers.threads, 'thread')} each"
     else:
-        why = counted(cores, "core")
-    processes = counted(count, "process is", "processes are")
+        why = format_count(cores, "core")
+    processes = format_count(count, "process is", "processes are")
     return count, f"workers = {workers.count}: this machine has {why}; {processes} used"
 
 
@@ -153,17 +153,17 @@ class LocalExecutor(QueuedExecutor):
         cores = hardware.detect().cores
         # A worker needs as much memory as this process: framework, model and data.
         memory = psutil.Process().memory_info().rss
-        count, warning = max_processes(workers, cores, free_memory(), memory)
+        count, warning = count_possible_processes(workers, cores, free_memory(), memory)
         if warning:
             warn(warning)
         self.threads = workers.threads or max(1, cores // count)
         self._pools: list[Any] = [None] * count
 
-    def places(self) -> Iterable[int]:
+    def list_places(self) -> Iterable[int]:
         """Return the indices of the processes."""
         return range(len(self._pools))
 
-    def start(self, slot: int, task: Task, seconds: float) -> futures.Future[Answer]:
+    def start_task(self, slot: int, task: Task, seconds: float) -> futures.Future[Answer]:
         """Send a plan or shard to a process, starting it if necessary."""
         if self._pools[slot] is None:
             self._pools[slot] = self._start_pool()
@@ -177,18 +177,20 @@ class LocalExecutor(QueuedExecutor):
             1,
             initializer=_start_worker,
             initargs=(self.work.kind, self.work.sent, self.threads, os.getpid()),
-            env=worker_environment(dict.fromkeys(THREAD_VARIABLES, str(self.threads))),
+            env=make_worker_environment(dict.fromkeys(THREAD_VARIABLES, str(self.threads))),
         )
 
-    def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
+    def wait_for_any(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
         """Wait for at least one process."""
         return futures.wait(handles, seconds, return_when=futures.FIRST_COMPLETED).done
 
-    def stop(self, slot: int, handle: futures.Future[Answer]) -> None:
+    def stop_task(self, slot: int, handle: futures.Future[Answer]) -> None:
         """Kill a process and its children."""
         self._end_pool(slot, at_once=True)
 
-    def answer(self, slot: int, handle: futures.Future[Answer], ticket: PendingTask) -> Answer:
+    def collect_answer(
+        self, slot: int, handle: futures.Future[Answer], ticket: PendingTask
+    ) -> Answer:
         """Return the answer of a process, or that it crashed."""
         from loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
@@ -205,9 +207,9 @@ class LocalExecutor(QueuedExecutor):
 
     def close(self) -> None:
         """Stop the processes, even if busy."""
-        for slot in self.places():
+        for slot in self.list_places():
             if self._pools[slot] is not None:
-                self._end_pool(slot, at_once=bool(self.busy))
+                self._end_pool(slot, at_once=bool(self.busy_handles))
 
     def _end_pool(self, slot: int, at_once: bool) -> None:
         self._pools[slot].shutdown(wait=True, kill_workers=at_once)

@@ -58,31 +58,31 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
         self._open: dict[Any, tuple[Any, PendingTask[TaskT, AnswerT]]] = {}
 
     @abstractmethod
-    def places(self) -> Iterable[Any]:
+    def list_places(self) -> Iterable[Any]:
         """Return all current places, in the order of assignment."""
 
     @abstractmethod
-    def begin(self, slot: Any, ticket: PendingTask[TaskT, AnswerT]) -> Any:
+    def begin_task(self, slot: Any, ticket: PendingTask[TaskT, AnswerT]) -> Any:
         """Start a task at a free place; return its handle, or None if its deadline passed."""
 
     @abstractmethod
-    def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
+    def wait_for_any(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
         """Wait up to `seconds`, if any, for at least one handle; return the finished ones."""
 
     @abstractmethod
-    def answer(self, slot: Any, handle: Any, ticket: Any) -> AnswerT | None:
+    def collect_answer(self, slot: Any, handle: Any, ticket: Any) -> AnswerT | None:
         """Return the result of a finished handle; None to run the task again."""
 
     @property
-    def busy(self) -> list[Any]:
+    def busy_handles(self) -> list[Any]:
         """Handles of running tasks."""
         return list(self._open)
 
-    def _collected(self, seconds: float | None) -> Iterator[PendingTask[TaskT, AnswerT]]:
+    def _collect_finished(self, seconds: float | None) -> Iterator[PendingTask[TaskT, AnswerT]]:
         """Wait for at least one handle; yield the tasks with a result."""
-        for handle in self.wait(self.busy, seconds):
+        for handle in self.wait_for_any(self.busy_handles, seconds):
             slot, ticket = self._open.pop(handle)
-            ticket.answer = self.answer(slot, handle, ticket)
+            ticket.answer = self.collect_answer(slot, handle, ticket)
             if ticket.answer is None:
                 self._run_again(ticket)
             else:
@@ -91,12 +91,12 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
     def _run_again(self, ticket: PendingTask[TaskT, AnswerT]) -> None:
         self._queue.appendleft(ticket)
 
-    def _hand_out(self) -> None:
+    def _hand_out_tasks(self) -> None:
         taken_places = [slot for slot, _ in self._open.values()]
-        free = deque(slot for slot in self.places() if slot not in taken_places)
+        free = deque(slot for slot in self.list_places() if slot not in taken_places)
         while self._queue and free:
             ticket = self._queue.popleft()
-            handle = self.begin(free[0], ticket)
+            handle = self.begin_task(free[0], ticket)
             if handle is not None:
                 self._open[handle] = free.popleft(), ticket
 
@@ -112,25 +112,25 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         Executor.__init__(self, work, workers, warn)
 
     @abstractmethod
-    def start(self, slot: Any, task: Task, seconds: float) -> Any:
+    def start_task(self, slot: Any, task: Task, seconds: float) -> Any:
         """Start evaluating a plan or shard at a free place; return its handle."""
 
     @abstractmethod
-    def stop(self, slot: Any, handle: Any) -> None:
+    def stop_task(self, slot: Any, handle: Any) -> None:
         """Kill the task at a place, which is free afterwards."""
 
     @property
     def capacity(self) -> int:
         """Number of places."""
-        return len(list(self.places()))
+        return len(list(self.list_places()))
 
-    def begin(self, slot: Any, ticket: PendingTask[Task, Answer]) -> Any:
+    def begin_task(self, slot: Any, ticket: PendingTask[Task, Answer]) -> Any:
         """Start a plan with its remaining seconds."""
         remaining = ticket.until - time.monotonic() if ticket.until else 0.0
         if remaining < 0:
             ticket.answer = WorkerException(DeadlineExceededError())
             return None
-        return self.start(slot, ticket.task, remaining)
+        return self.start_task(slot, ticket.task, remaining)
 
     def submit(self, task: Task, seconds: float) -> PendingTask[Task, Answer]:
         """Add a plan or shard to the queue."""
@@ -138,7 +138,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
             task, time.monotonic() + seconds if seconds else 0.0
         )
         self._queue.append(ticket)
-        self._hand_out()
+        self._hand_out_tasks()
         return ticket
 
     def assessment(self, ticket: PendingTask[Task, Answer]) -> TaskResult:
@@ -149,13 +149,13 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
             limits = [running.until for _, running in self._open.values() if running.until]
             # Until the first running task is late.
             seconds = max(0.0, min(limits) + _GRACE - time.monotonic()) if limits else None
-            for finished in self._collected(seconds):
+            for finished in self._collect_finished(seconds):
                 if isinstance(finished.answer, PlanEvaluation) and not isinstance(
                     finished.task, Shard
                 ):
                     self.arrived(finished.task, finished.answer)
             self._stop_the_late()
-            self._hand_out()
+            self._hand_out_tasks()
         return taken(ticket.answer)
 
     def _stop_the_late(self) -> None:
@@ -165,4 +165,4 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
             if ticket.until and now >= ticket.until + _GRACE:
                 del self._open[handle]
                 ticket.answer = WorkerException(DeadlineExceededError())
-                self.stop(slot, handle)
+                self.stop_task(slot, handle)

@@ -25,10 +25,10 @@ from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
     Slot,
-    address_of,
     check_answer,
-    remote,
-    traits_of,
+    describe_machine_traits,
+    parse_cluster_address,
+    run_on_node,
 )
 from neural_mp.util.optional_packages import install_command
 
@@ -74,46 +74,46 @@ class RayExecutor(QueuedExecutor):
             MissingFrameworkError: Ray is not installed.
             ConfigurationError: no cluster at the address that this process can join.
         """
-        address = address_of(workers)
+        address = parse_cluster_address(workers)
         super().check(workers)
         check_answer(address)
 
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         self.check(workers)
-        self._nodes = ClusterNodes(workers, partial(traits_of, work.kind), warn)
+        self._nodes = ClusterNodes(workers, partial(describe_machine_traits, work.kind), warn)
         import ray
 
         self._sent = ray.put(np.frombuffer(work.sent, np.uint8))
-        self._places = self._nodes.slots()
+        self._places = self._nodes.list_slots()
         if not self._places:
             self.close()
-            raise self._nodes.no_slots("evaluate plans")
+            raise self._nodes.no_slots_error("evaluate plans")
 
-    def places(self) -> Iterable[Slot]:
+    def list_places(self) -> Iterable[Slot]:
         """Return the slots of the nodes."""
         return self._places
 
-    def start(self, slot: Slot, task: Task, seconds: float) -> Any:
+    def start_task(self, slot: Slot, task: Task, seconds: float) -> Any:
         """Send a plan or shard to a node."""
-        # No retries by Ray, which cannot distinguish crashes due to the plan; `answer` can.
-        run = remote(_evaluate_task, slot[0], self.threads, max_retries=0)
+        # No retries by Ray, which cannot distinguish crashes due to the plan; `collect_answer` can.
+        run = run_on_node(_evaluate_task, slot[0], self.threads, max_retries=0)
         key = self._sent.hex()
         return run.remote(key, self.work.kind, self._sent, self.threads, task, seconds)
 
-    def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
+    def wait_for_any(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
         """Wait for at least one node."""
         import ray
 
         return list(ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
 
-    def stop(self, slot: Slot, handle: Any) -> None:
+    def stop_task(self, slot: Slot, handle: Any) -> None:
         """Kill the process of a task."""
         import ray
 
         ray.cancel(handle, force=True)
 
-    def answer(self, slot: Slot, handle: Any, ticket: PendingTask) -> Answer | None:
+    def collect_answer(self, slot: Slot, handle: Any, ticket: PendingTask) -> Answer | None:
         """Return a node's answer; None to run the plan of a lost node again, up to three times."""
         import ray
 
@@ -128,38 +128,38 @@ class RayExecutor(QueuedExecutor):
                 error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError
             )
             if process_died and self._is_alive(node):
-                return crashed_evaluation(self._nodes.name(node))
-            return self._lost(node, ticket)
+                return crashed_evaluation(self._nodes.node_name(node))
+            return self._handle_lost_node(node, ticket)
         if isinstance(answer, WorkerException):
             return answer
-        return replace(answer, node=self._nodes.name(node))
+        return replace(answer, node=self._nodes.node_name(node))
 
     def _is_alive(self, node: str) -> bool:
         import ray
 
         try:
-            check = remote(_check_health, node, cpus=0, max_retries=0).remote()
+            check = run_on_node(_check_health, node, cpus=0, max_retries=0).remote()
             ray.get(check, timeout=_HEALTH_CHECK_SECONDS)
         except ray.exceptions.RayError:
             return False
         return True
 
-    def _lost(self, node: str, ticket: PendingTask) -> Answer | None:
+    def _handle_lost_node(self, node: str, ticket: PendingTask) -> Answer | None:
         """Return None to run the plan of a lost node again, or a failure after repeated losses."""
         ticket.losses += 1
-        name = self._nodes.name(node)
+        name = self._nodes.node_name(node)
         if any(node == host for host, _ in self._places):
             self.warn(
                 f"node {name} of the Ray cluster was lost; its plans run again on other nodes"
             )
-        self._places = [slot for slot in self._nodes.slots() if slot[0] != node]
+        self._places = [slot for slot in self._nodes.list_slots() if slot[0] != node]
         return crashed_evaluation(name) if ticket.losses > RUNS_AGAIN else None
 
     def close(self) -> None:
         """Cancel running tasks; leave the cluster if joined here."""
         import ray
 
-        for handle in self.busy:
+        for handle in self.busy_handles:
             ray.cancel(handle, force=True)
         del self._sent
-        self._nodes.leave()
+        self._nodes.leave_cluster()

@@ -15,8 +15,8 @@ from neural_mp.core import hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.tuning.executors.contract import Workers
-from neural_mp.util.system.environment import versions_of
-from neural_mp.util.text import counted
+from neural_mp.util.system.environment import read_package_versions
+from neural_mp.util.text import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -48,21 +48,21 @@ class NumericalTraits:
     values: Mapping[str, str]
 
     @classmethod
-    def here(cls, kind: type[Adaptor[Any]]) -> NumericalTraits:
+    def of_this_machine(cls, kind: type[Adaptor[Any]]) -> NumericalTraits:
         """Return the traits of this machine for the models of an adaptor."""
         adaptor = kind()
-        return cls.of(adaptor.int8_accumulation(hardware.detect()), adaptor.packages)
+        return cls.from_accumulation(adaptor.int8_accumulation(hardware.detect()), adaptor.packages)
 
     @classmethod
-    def of(
+    def from_accumulation(
         cls, accumulation: Mapping[Any, Int8Accumulation], packages: Iterable[str]
     ) -> NumericalTraits:
         """Return this machine's traits: INT8 accumulation by contraction, versions of packages."""
         kinds = ", ".join(f"{kind}: {accumulation[kind]}" for kind in sorted(accumulation))
         values = {"processor": platform.machine(), "INT8 accumulation": kinds}
-        return cls({**values, **versions_of(("neural-mp", *packages))})
+        return cls({**values, **read_package_versions(("neural-mp", *packages))})
 
-    def differences(self, machine: NumericalTraits) -> list[str]:
+    def list_differences(self, machine: NumericalTraits) -> list[str]:
         """Return the differences from another machine, as text."""
         names = [*self.values, *(name for name in machine.values if name not in self.values)]
         return [
@@ -72,16 +72,16 @@ class NumericalTraits:
         ]
 
 
-def traits_of(kind: type[Adaptor[Any]]) -> NumericalTraits:
+def describe_machine_traits(kind: type[Adaptor[Any]]) -> NumericalTraits:
     """Return the traits of the calling machine for the models of an adaptor."""
-    return NumericalTraits.here(kind)
+    return NumericalTraits.of_this_machine(kind)
 
 
 def _report_traits(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
     return platform.node(), traits()
 
 
-def address_of(workers: Workers) -> str:
+def parse_cluster_address(workers: Workers) -> str:
     """Return the cluster's address in the setting; raise `ConfigurationError` if invalid."""
     address = workers.options.get("address", _ANY_CLUSTER)
     if not isinstance(address, str) or not address or "://" in address:
@@ -101,7 +101,7 @@ def check_answer(address: str) -> None:
         # Ray itself would retry for minutes.
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise _no_cluster(address, error) from error
+        raise _unreachable_cluster_error(address, error) from error
 
 
 class ClusterNodes:
@@ -124,9 +124,9 @@ class ClusterNodes:
         #: Node → its display name; empty for rejected nodes.
         self._names: dict[str, str] = {}
         self._refused: list[str] = []
-        self._own = _join_cluster(address_of(workers))
+        self._own = _join_cluster(parse_cluster_address(workers))
 
-    def slots(self) -> list[Slot]:
+    def list_slots(self) -> list[Slot]:
         """Return all slots of live matching nodes, one slot of each node first."""
         import ray
 
@@ -140,13 +140,13 @@ class ClusterNodes:
         slots.sort(key=lambda slot: slot[1])
         return slots[: self._count]
 
-    def name(self, node: str) -> str:
+    def node_name(self, node: str) -> str:
         """Return the display name of a node."""
         return self._names[node]
 
-    def no_slots(self, action: str) -> TuningError:
+    def no_slots_error(self, action: str) -> TuningError:
         """Return the error for a cluster without a slot for an action."""
-        why = "; ".join(self._refused) or f"no node has {counted(self.threads, 'CPU')}"
+        why = "; ".join(self._refused) or f"no node has {format_count(self.threads, 'CPU')}"
         return TuningError(f"no node of the Ray cluster can {action}: {why}")
 
     def _query_traits(self, nodes: list[str]) -> None:
@@ -154,7 +154,7 @@ class ClusterNodes:
         import ray
 
         local, done = self._traits(), []
-        queries = {remote(_report_traits, n, cpus=0).remote(self._traits): n for n in nodes}
+        queries = {run_on_node(_report_traits, n, cpus=0).remote(self._traits): n for n in nodes}
         if queries:
             done, _ = ray.wait(list(queries), num_returns=len(queries), timeout=_TRAITS_SECONDS)
         for reference, node in queries.items():
@@ -170,7 +170,7 @@ class ClusterNodes:
                 reason = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
                 self._record_refusal(f"node {short} of the Ray cluster is excluded: {reason}")
                 continue
-            differences = local.differences(traits)
+            differences = local.list_differences(traits)
             if differences:
                 reason = "; ".join(differences)
                 self._record_refusal(
@@ -183,7 +183,7 @@ class ClusterNodes:
         self._refused.append(message)
         self._warn(message)
 
-    def leave(self) -> None:
+    def leave_cluster(self) -> None:
         """Leave the cluster, if joined here."""
         import ray
 
@@ -191,7 +191,7 @@ class ClusterNodes:
             ray.shutdown()
 
 
-def remote(subject: object, node: str, cpus: int, **options: object) -> Any:
+def run_on_node(subject: object, node: str, cpus: int, **options: object) -> Any:
     """Return a function or class that runs on one node only."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -215,11 +215,11 @@ def _join_cluster(address: str) -> bool:
         ray.init(address=address, **quiet)
     except Exception as error:
         # Ray raises ConnectionError, RuntimeError, ValueError and its own errors.
-        raise _no_cluster(address, error) from error
+        raise _unreachable_cluster_error(address, error) from error
     return True
 
 
-def _no_cluster(address: str, error: Exception) -> ConfigurationError:
+def _unreachable_cluster_error(address: str, error: Exception) -> ConfigurationError:
     reason = next(iter(str(error).splitlines()), "no reason given")
     return ConfigurationError(
         f"workers: no Ray cluster at address {address!r} includes this machine: "

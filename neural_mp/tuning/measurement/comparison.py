@@ -26,9 +26,9 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.sqnr import MIN_SQNR_DB
-from neural_mp.util.noise import MAX_NSR, decibels
+from neural_mp.util.noise import MAX_NSR, nsr_to_decibels
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
-from neural_mp.util.text import Displayed, counted, displays
+from neural_mp.util.text import Displayed, format_count, load_displays
 
 #: SQNR in dB above which values count as equal: float32 rounding is about 140 dB.
 EQUAL = 120.0
@@ -140,7 +140,7 @@ class Comparison(Displayed):
         return f"Comparison({level}, {len(self.layers)} ops, {divergence})"
 
     def __rich__(self) -> Any:
-        return displays().table(self)
+        return load_displays().render_table(self)
 
 
 @dataclass
@@ -154,7 +154,7 @@ class _Sums:
     max_abs_error: float = 0.0
     broken: bool = False
 
-    def take(self, lhs: Array, rhs: Array) -> None:
+    def add_batch(self, lhs: Array, rhs: Array) -> None:
         """Add the arrays of A and B for one batch, of equal shape."""
         values, rhs_values = lhs.reshape(-1), rhs.reshape(-1)
         for start in range(0, values.size, _BLOCK):
@@ -173,7 +173,7 @@ class _Sums:
             self.noise += float(difference @ difference)
             self.max_abs_error = max(self.max_abs_error, float(np.abs(difference).max(initial=0)))
 
-    def difference(self, name: str) -> Difference:
+    def compute_difference(self, name: str) -> Difference:
         """Return the difference computed from the sums."""
         nsr = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
         nsr = MAX_NSR if self.broken else min(nsr, MAX_NSR)
@@ -181,7 +181,7 @@ class _Sums:
         cosine = min(1.0, self.product / sizes) if sizes else 0.0
         return Difference(
             name,
-            decibels(nsr),
+            nsr_to_decibels(nsr),
             cosine if self.noise else 1.0,
             math.inf if self.broken else self.max_abs_error,
         )
@@ -201,10 +201,10 @@ def compare_models(
     Raises:
         ComparisonError: the models are not of one origin.
     """
-    run = _Run.of(a, b, rescaled)
+    run = _Run.from_models(a, b, rescaled)
     for inputs in batches:
-        run.take(inputs)
-    return run.result()
+        run.run_batch(inputs)
+    return run.build_comparison()
 
 
 @dataclass
@@ -223,44 +223,44 @@ class _Run:
     samples: int = 0
 
     @classmethod
-    def of(cls, a: AnyModel, b: AnyModel, rescaled: frozenset[str]) -> _Run:
+    def from_models(cls, a: AnyModel, b: AnyModel, rescaled: frozenset[str]) -> _Run:
         """Return a comparison of the ops that both models have."""
-        if _source_framework(a) != _source_framework(b):
+        if _find_source_framework(a) != _find_source_framework(b):
             raise ComparisonError(
-                f"both models must be of one framework, got {_source_framework(a)} (A) and "
-                f"{_source_framework(b)} (B); {_SAME_ORIGIN}"
+                f"both models must be of one framework, got {_find_source_framework(a)} (A) and "
+                f"{_find_source_framework(b)} (B); {_SAME_ORIGIN}"
             )
         lhs, rhs = a.observable_ops, b.observable_ops
         ops = [op for op in lhs if op.name in rhs]
         in_one_runtime = a.adaptor.framework == b.adaptor.framework
         if in_one_runtime and (2 * len(ops) < min(len(lhs), len(rhs)) or not ops):
             raise ComparisonError(
-                f"the models have {counted(len(ops), 'op')} in common: A has {_first_names(lhs)}, "
-                f"B has {_first_names(rhs)}; {_SAME_ORIGIN}"
+                f"the models have {format_count(len(ops), 'op')} in common: A has "
+                f"{_format_first_names(lhs)}, B has {_format_first_names(rhs)}; {_SAME_ORIGIN}"
             )
         compared = {op.name: op for op in ops if op.name not in rescaled}
         left_out = {
-            "are fused into another op in B": _missing_ops(lhs, rhs),
-            "are fused into another op in A": _missing_ops(rhs, lhs),
+            "are fused into another op in B": _list_missing_ops(lhs, rhs),
+            "are fused into another op in A": _list_missing_ops(rhs, lhs),
             "are rescaled by a correction": tuple(op.name for op in ops if op.name in rescaled),
         }
         whole = lhs if len(lhs) >= len(rhs) else rhs
         return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(compared)))
 
-    def take(self, inputs: object) -> None:
+    def run_batch(self, inputs: object) -> None:
         """Run one batch."""
         self.batches += 1
         self.samples += batch_size_of(inputs)
         self._take_outputs(*(named_float_arrays(model(inputs)) for model in (self.a, self.b)))
         in_one_runtime = self.a.adaptor.framework == self.b.adaptor.framework
-        for op, lhs, rhs in self.groups.values(inputs):
+        for op, lhs, rhs in self.groups.iterate_values(inputs):
             aligned = rhs.real if in_one_runtime else _laid_out_like(lhs.real, rhs.real)
             if lhs.real.shape != aligned.shape:
                 raise ComparisonError(
                     f"the result of op {op!r} must have the same shape in both models, got "
                     f"{list(lhs.real.shape)} (A) and {list(rhs.real.shape)} (B); {_SAME_ORIGIN}"
                 )
-            self.layers.setdefault(op, _Sums()).take(lhs.real, aligned)
+            self.layers.setdefault(op, _Sums()).add_batch(lhs.real, aligned)
             self.dtypes[op] = lhs.stored, rhs.stored
 
     def _take_outputs(self, lhs: Mapping[str, Array], rhs: Mapping[str, Array]) -> None:
@@ -272,11 +272,11 @@ class _Run:
                 f"{theirs} (B); {_SAME_ORIGIN}"
             )
         for name, output in zip(lhs, rhs.values(), strict=True):
-            self.outputs.setdefault(name, _Sums()).take(lhs[name], output)
+            self.outputs.setdefault(name, _Sums()).add_batch(lhs[name], output)
 
-    def result(self) -> Comparison:
+    def build_comparison(self) -> Comparison:
         """Return the result."""
-        differences = {op: sums.difference(op) for op, sums in self.layers.items()}
+        differences = {op: sums.compute_difference(op) for op, sums in self.layers.items()}
         # Skip ops that were not compared: an op's inputs are the nearest compared ops.
         graph = self.graph.with_only({op.name: op for op in self.graph if op.name in differences})
         covered = {*differences, *(name for names in self.left_out.values() for name in names)}
@@ -284,13 +284,13 @@ class _Run:
         left_out = {**self.left_out, "have no floating-point results, or did not run": silent}
         fused = _group_fused_ops(self.graph, differences)
         layers = tuple(
-            self._layer_difference(op, differences, fused.get(op.name, ())) for op in graph
+            self._make_layer_difference(op, differences, fused.get(op.name, ())) for op in graph
         )
         clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
         low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
         first = next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
         return Comparison(
-            tuple(sums.difference(name) for name, sums in self.outputs.items()),
+            tuple(sums.compute_difference(name) for name, sums in self.outputs.items()),
             layers,
             first,
             {reason: names for reason, names in left_out.items() if names},
@@ -298,7 +298,7 @@ class _Run:
             self.samples,
         )
 
-    def _layer_difference(
+    def _make_layer_difference(
         self, op: Op, differences: Mapping[str, Difference], fused: Iterable[Op]
     ) -> LayerDifference:
         own = differences[op.name]
@@ -346,16 +346,16 @@ def _group_fused_ops(graph: OpGraph, compared: Collection[str]) -> dict[str, lis
     return fused
 
 
-def _source_framework(model: AnyModel) -> str:
+def _find_source_framework(model: AnyModel) -> str:
     """Return the framework that a model comes from; in another runtime, names may be lost."""
     return model.adaptor.framework if model.boundary is None else model.boundary.framework
 
 
-def _missing_ops(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
+def _list_missing_ops(lhs: OpGraph, rhs: OpGraph) -> tuple[str, ...]:
     return tuple(op.name for op in lhs if op.name not in rhs)
 
 
-def _first_names(ops: Iterable[Op]) -> str:
+def _format_first_names(ops: Iterable[Op]) -> str:
     shown = [repr(op.name) for op in islice(ops, 3)]
     return ", ".join(shown) + ", …" if shown else "none"
 
@@ -385,7 +385,7 @@ class ChunkedOutputs:
         self._groups: list[tuple[str, ...]] = []
         self._made: dict[tuple[str, ...], tuple[_Values, _Values]] = {}
 
-    def values(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
+    def iterate_values(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
         """Yield the outputs of the ops in both models, for one batch."""
         samples = batch_size_of(inputs)
         if not self._samples:
@@ -394,7 +394,7 @@ class ChunkedOutputs:
             if samples > self._samples or not self._groups:
                 self._divide_into_chunks(samples)
             for group in self._groups:
-                yield from self._run(group, inputs)
+                yield from self._run_group(group, inputs)
         self._samples = max(self._samples, samples)
 
     def _measure_chunks(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
@@ -402,7 +402,7 @@ class ChunkedOutputs:
         start, count = 0, _AT_FIRST
         while start < len(self._ops):
             group = tuple(self._ops[start : start + count])
-            for op, reference, output in self._run(group, inputs):
+            for op, reference, output in self._run_group(group, inputs):
                 self._bytes[op] = reference.real.nbytes
                 yield op, reference, output
             start += len(group)
@@ -425,23 +425,23 @@ class ChunkedOutputs:
             self._groups.append(tuple(waiting))
         self._made.clear()
 
-    def _run(
+    def _run_group(
         self, group: tuple[str, ...], inputs: object
     ) -> Iterator[tuple[str, OpOutput, OpOutput]]:
-        first, second = self._output_functions(group)
+        first, second = self._make_output_functions(group)
         values = dict(first(inputs))
         second_values = dict(second(inputs))
         for op in group:
             if op in values and op in second_values:
                 yield op, values.pop(op), second_values.pop(op)
 
-    def _output_functions(self, group: tuple[str, ...]) -> tuple[_Values, _Values]:
+    def _make_output_functions(self, group: tuple[str, ...]) -> tuple[_Values, _Values]:
         if group not in self._made:
             weights = sum(model.size for model in self._models)
             if (len(self._made) + 1) * weights > KEPT_BYTES or not self._groups:
                 self._made.clear()
             a, b = self._models
-            self._made[group] = a.op_outputs(group), b.op_outputs(group)
+            self._made[group] = a.make_op_outputs(group), b.make_op_outputs(group)
         return self._made[group]
 
 
@@ -449,7 +449,7 @@ class ChunkedOutputs:
 _SAMPLES = 64
 
 
-def stage_noise(
+def measure_stage_noise(
     job: TuningJob,
     model: AnyTunableModel,
     plan: ResolvedPlan,
@@ -468,22 +468,22 @@ def stage_noise(
     has_stages = is_reconstructed or trained is not None
     if not has_stages or job.calibration is None or model.adaptor.op_outputs is None:
         return None
-    with log.phase("compare", "Comparing with FP32"):
-        models = {Stage.NEAREST: model.converted(job.space.resolve(nearest))}
+    with log.time_phase("compare", "Comparing with FP32"):
+        models = {Stage.NEAREST: model.convert_by_plan(job.space.resolve(nearest))}
         if is_reconstructed:
-            models[Stage.RECONSTRUCTED] = model.converted(plan)
+            models[Stage.RECONSTRUCTED] = model.convert_by_plan(plan)
         if trained is not None:
             models[Stage.TRAINED] = trained
         few = replace(job.calibration, samples=min(job.calibration.samples, _SAMPLES))
-        rescaled = model.rescaled_by(plan.plan)
+        rescaled = model.find_rescaled_ops(plan.plan)
         comparisons = {
-            stage: compare_models(job.model, staged, few.inputs(), rescaled)
+            stage: compare_models(job.model, staged, few.iterate_inputs(), rescaled)
             for stage, staged in models.items()
         }
-    return _stage_noise(plan, comparisons)
+    return _collect_stage_noise(plan, comparisons)
 
 
-def _stage_noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoise:
+def _collect_stage_noise(plan: ResolvedPlan, comparisons: dict[Stage, Comparison]) -> StageNoise:
     by_stage = {stage.value: _nsr_by_op(comparison) for stage, comparison in comparisons.items()}
     outputs = {
         stage.value: max((output.noise for output in comparison.outputs), default=0.0)

@@ -10,12 +10,12 @@ from neural_mp.core.criterion import Deadline
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.profiling import latency_ratio
+from neural_mp.profiling import estimate_latency_ratio
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.final_selection import Selection, compare_latency
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.objectives import latency_figures
+from neural_mp.tuning.measurement.objectives import make_latency_figures
 from neural_mp.tuning.measurement.other_runtimes import measure_accuracy
 from neural_mp.tuning.measurement.sqnr import output_sqnr_db
 
@@ -43,17 +43,22 @@ def with_faster_kernels(
         return selection
     if deadline.has_passed:
         if _ops_with_kernels(job, selection.plan):
-            log.warn(f"FP32 kernels were not timed: {deadline} passed; {deadline.remedy}")
+            log.add_warning(f"FP32 kernels were not timed: {deadline} passed; {deadline.remedy}")
         return selection
-    with log.phase("kernels", "Timing FP32 kernels"), job.measurement.limited([job.model]):
+    with (
+        log.time_phase("kernels", "Timing FP32 kernels"),
+        job.measurement.limit_threads([job.model]),
+    ):
         plan = _plan_kernels(job, model, selection.plan)
         candidate = None if plan is None else _convert_and_run(job, model, plan)
     if plan is None or candidate is None:
         return selection
-    with log.phase("measure", "Measuring FP32 kernels"):
+    with log.time_phase("measure", "Measuring FP32 kernels"):
         references = [job.model, *([selection.model] if selection.model is not job.model else [])]
-        fp32_seconds, *chosen, seconds = job.measurement.contest([*references, candidate])
-    gain = latency_ratio(chosen[0] if chosen else fp32_seconds, seconds)
+        fp32_seconds, *chosen, seconds = job.measurement.measure_until_decided(
+            [*references, candidate]
+        )
+    gain = estimate_latency_ratio(chosen[0] if chosen else fp32_seconds, seconds)
     if gain.low <= 1 or gain.value < job.measurement.min_speedup:
         return selection
     trial = selection.trial
@@ -66,13 +71,15 @@ def with_faster_kernels(
             title = "Evaluating FP32 kernels"
             accuracy = measure_accuracy(job, candidate, log, deadline, "evaluate", title)
             criterion = job.settings.criterion
-            if accuracy is None or not job.evaluator.spread.met(criterion, baseline, accuracy):
+            if accuracy is None or not job.evaluator.spread.meets_target(
+                criterion, baseline, accuracy
+            ):
                 return selection
         if trial is not None:
             trial = replace(trial, accuracy=accuracy, metrics=job.evaluator.values or trial.metrics)
     speed = compare_latency(fp32_seconds, seconds)
     if trial is not None:
-        figures = {**trial.objectives, **latency_figures(fp32_seconds, seconds)}
+        figures = {**trial.objectives, **make_latency_figures(fp32_seconds, seconds)}
         trial = replace(trial, plan=plan.plan, objectives=figures)
     return replace(selection, model=candidate, plan=plan, speed=speed, trial=trial)
 
@@ -82,7 +89,7 @@ def _plan_kernels(
 ) -> ResolvedPlan | None:
     """Return the plan with faster kernels for its FP32 ops; None if there are none."""
     ops = _ops_with_kernels(job, selected)
-    kernels = model.faster_kernels(job.measurement.inputs, ops) if ops else {}
+    kernels = model.find_faster_kernels(job.measurement.inputs, ops) if ops else {}
     if not kernels:
         return None
     forms = {op: OpConfig(Precision.FP32, kernel=kernel) for op, kernel in kernels.items()}
@@ -101,7 +108,7 @@ def _ops_with_kernels(job: TuningJob, selected: ResolvedPlan) -> list[str]:
 def _convert_and_run(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel | None:
     """Return the model of a plan; None if the model does not run."""
     try:
-        candidate = model.converted(plan)
+        candidate = model.convert_by_plan(plan)
         candidate(job.measurement.inputs)
     except Exception:
         # Frameworks raise arbitrary errors, and the selection runs without these kernels.
@@ -110,7 +117,7 @@ def _convert_and_run(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan)
     return candidate
 
 
-def latest(trials: list[Trial], selection: Selection) -> list[Trial]:
+def latest_trials(trials: list[Trial], selection: Selection) -> list[Trial]:
     """Return the trials with that of the selection in its last form."""
     chosen = selection.trial
     if chosen is None:

@@ -16,20 +16,20 @@ from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.trial import RELATIVE_FIGURES, Trial, relative_cost
+from neural_mp.core.trial import RELATIVE_FIGURES, Trial, compute_relative_cost
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import (
     CALLS_PER_CALLER,
     bound_ratio,
-    concurrent_runs,
-    cpu_share,
-    interleaved_rounds,
-    latency_ratio,
-    uncontended_latency,
+    estimate_latency_ratio,
+    estimate_uncontended_latency,
+    make_concurrent_runs,
+    measure_cpu_share,
+    time_interleaved_rounds,
 )
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
-from neural_mp.util.pytree import batch_size_of, structure_of, tree_leaves, unflatten
-from neural_mp.util.system.environment import omp_threads
+from neural_mp.util.pytree import batch_size_of, build_output_structure, tree_leaves, tree_unflatten
+from neural_mp.util.system.environment import read_omp_threads
 
 #: Figures within this ratio are ties: latencies are noisy.
 _TIE_RATIO = 1.005
@@ -68,13 +68,13 @@ class Contention:
     def is_present(self) -> bool:
         """Whether this thread gets clearly less than a whole CPU."""
         if time.monotonic() > self._until:
-            self._is_present = cpu_share() < _LEAST_SHARE
+            self._is_present = measure_cpu_share() < _LEAST_SHARE
             self._until = time.monotonic() + _SHARE_HOLDS_SECONDS
         self.was_seen = self.was_seen or self._is_present
         return self._is_present
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def contention_warnings(self) -> tuple[str, ...]:
         """A warning if a measurement was affected."""
         warning = (
             "other processes used the CPU during the run, so latencies measured meanwhile are CPU "
@@ -119,11 +119,14 @@ class Measurement:
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Return latency and size of a candidate; smaller is better."""
-        fp32_seconds, seconds = self.rounds([baseline, candidate])
-        return {**size_figures(baseline, candidate), **latency_figures(fp32_seconds, seconds)}
+        fp32_seconds, seconds = self.measure_rounds([baseline, candidate])
+        return {
+            **measure_size_figures(baseline, candidate),
+            **make_latency_figures(fp32_seconds, seconds),
+        }
 
     @property
-    def conditions(self) -> dict[str, str]:
+    def cache_conditions(self) -> dict[str, str]:
         """The conditions that times depend on, for caches.
 
         Times by the clock and in CPU seconds are not distinguished: on one thread they are equal,
@@ -136,7 +139,7 @@ class Measurement:
     @property
     def uses_cpu_seconds(self) -> bool:
         """Whether runs are timed in CPU seconds now: on one thread, beside other processes."""
-        threads = self.threads or omp_threads() or detect().cores
+        threads = self.threads or read_omp_threads() or detect().cores
         return threads == 1 and self.streams is None and self.contention.is_present()
 
     @property
@@ -146,14 +149,16 @@ class Measurement:
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
         """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
-        return [uncontended_latency(seconds) for seconds in self._time_models(models, longer)]
+        return [
+            estimate_uncontended_latency(seconds) for seconds in self._time_models(models, longer)
+        ]
 
-    def fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
+    def time_fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
         brief = replace(self, warmup=1, iterations=rounds)
         return [min(seconds) for seconds in brief._time_models(models)]
 
-    def rounds(
+    def measure_rounds(
         self, models: Sequence[AnyModel], longer: int = 1, earlier: Sequence[Sequence[float]] = ()
     ) -> list[list[float]]:
         """Return seconds per batch of several models, FP32 first, in every interleaved round.
@@ -171,7 +176,7 @@ class Measurement:
         decides = self._all_decided if judged else None
         return self._time_models(models, longer, decides, earlier, drops=True)
 
-    def interleaved(
+    def measure_interleaved(
         self,
         models: Sequence[AnyModel],
         decides: Callable[[list[list[float]]], bool] | None = None,
@@ -185,7 +190,7 @@ class Measurement:
         """
         return self._time_models(models, decides=decides, is_warm=is_warm, drops=True)
 
-    def contest(
+    def measure_until_decided(
         self,
         models: Sequence[AnyModel],
         decides: Callable[[list[list[float]]], bool] = lambda rounds: True,
@@ -196,7 +201,7 @@ class Measurement:
         `min_speedup` or not, beyond noise, and the rounds are conclusive by `decides`, or until the
         time limit.
         """
-        return self.interleaved(
+        return self.measure_interleaved(
             models,
             lambda rounds: (
                 all(self._is_decided(r, rounds[-1]) for r in rounds[:-1]) and decides(rounds)
@@ -222,12 +227,12 @@ class Measurement:
             iterations = max(min(iterations, _LEAST_BURSTS), iterations // calls)
         in_cpu_seconds = self.uses_cpu_seconds
         earlier = () if in_cpu_seconds else earlier
-        with self.limited(models), ExitStack() as callers:
+        with self.limit_threads(models), ExitStack() as callers:
             if self.streams is not None:
                 for run in runs:
                     run()
-                runs = callers.enter_context(concurrent_runs(runs, self.streams))
-            seconds = interleaved_rounds(
+                runs = callers.enter_context(make_concurrent_runs(runs, self.streams))
+            seconds = time_interleaved_rounds(
                 runs,
                 in_cpu_seconds=in_cpu_seconds,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
@@ -256,19 +261,22 @@ class Measurement:
             rows: replace(self, inputs=with_tokens(self.inputs, rows), workload=None)._time_models(
                 models, longer
             )
-            for rows in workload.rows
+            for rows in workload.row_counts
         }
         rounds = [
-            zip(*(seconds[rows][index] for rows in workload.rows), strict=False)
+            zip(*(seconds[rows][index] for rows in workload.row_counts), strict=False)
             for index in range(len(models))
         ]
         return [
-            [workload.seconds(dict(zip(workload.rows, d, strict=True))) for d in model_rounds]
+            [
+                workload.seconds_per_token(dict(zip(workload.row_counts, d, strict=True)))
+                for d in model_rounds
+            ]
             for model_rounds in rounds
         ]
 
     @contextmanager
-    def limited(self, models: Iterable[AnyModel]) -> Iterator[None]:
+    def limit_threads(self, models: Iterable[AnyModel]) -> Iterator[None]:
         """Run these models with the number of threads of the measurement."""
         adaptors = {model.adaptor.framework: model.adaptor for model in models}
         with ExitStack() as limits:
@@ -307,7 +315,7 @@ class Measurement:
         return all(self._is_decided(baseline, seconds) for seconds in candidates)
 
     def _is_decided(self, baseline: Sequence[float], candidate: Sequence[float]) -> bool:
-        relative, least = latency_ratio(candidate, baseline), 1 / self.min_speedup
+        relative, least = estimate_latency_ratio(candidate, baseline), 1 / self.min_speedup
         faster = [s <= least * f for s, f in zip(candidate, baseline, strict=False)]
         if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
             return False
@@ -324,24 +332,24 @@ def _loses(seconds: Sequence[float], fastest: Sequence[float]) -> bool:
     )
 
 
-def size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
+def measure_size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
     """Return the size of a candidate, in bytes and as a fraction of the FP32 model's."""
     size = float(candidate.size)
     return {"modelsize": size, "relative_modelsize": size / (baseline.size or 1)}
 
 
-def latency_figures(
+def make_latency_figures(
     baseline: Sequence[float], candidate: Sequence[float], earlier: float | None = None
 ) -> dict[str, float]:
     """Return the figures of a candidate timed in interleaved rounds with the FP32 model.
 
     The interval of the relative latency contains the value of an `earlier` measurement, if any.
     """
-    relative = latency_ratio(candidate, baseline)
+    relative = estimate_latency_ratio(candidate, baseline)
     if earlier is not None:
-        relative = relative.spanning(earlier)
+        relative = relative.widen_to(earlier)
     return {
-        "performance": uncontended_latency(candidate),
+        "performance": estimate_uncontended_latency(candidate),
         "relative_latency": relative.value,
         "relative_latency_low": relative.low,
         "relative_latency_high": relative.high,
@@ -363,10 +371,10 @@ def gains_too_little(
         relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
         return relative >= 1 or relative * min_speedup > 1
     measured = all(RELATIVE_FIGURES[name] in figures for name in objectives)
-    return measured and relative_cost(objectives, figures) >= 1
+    return measured and compute_relative_cost(objectives, figures) >= 1
 
 
-def finalists(
+def select_finalists(
     trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
 ) -> list[Trial]:
     """Return trials that met the target, best first, as far as noise may have misordered them."""
@@ -380,7 +388,7 @@ def finalists(
     ][:most]
 
 
-def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
+def find_best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
     """Return the best trial that met the target; None if none did.
 
     Of trials with indistinguishable figures, the one with the fewest bits in its plan, then the
@@ -403,17 +411,17 @@ class Footprints:
 
     def __call__(self, candidate: AnyModel, plan: ResolvedPlan) -> int:
         """Return the bytes of a candidate's weights plus its peak activation memory."""
-        return candidate.size + peak_activation_bytes(self.model.space, plan, self.values)
+        return candidate.size + peak_activation_bytes(self.model.space, plan, self.element_counts)
 
     @cached_property
-    def baseline(self) -> int:
+    def baseline_bytes(self) -> int:
         """Memory footprint of the FP32 model, in bytes."""
         return self(self.model, self.model.space.resolve(PrecisionPlan()))
 
     @cached_property
-    def values(self) -> Mapping[str, float]:
+    def element_counts(self) -> Mapping[str, float]:
         """Op or graph input → number of elements for the batch."""
-        return self.model.tensor_values(self.inputs)
+        return self.model.count_tensor_values(self.inputs)
 
 
 def with_tokens(inputs: object, count: int) -> Any:
@@ -430,7 +438,7 @@ def with_tokens(inputs: object, count: int) -> Any:
             f"shapes {sorted(map(list, shapes))}; remove the workload"
         )
 
-    structure, _ = structure_of(inputs)
+    structure, _ = build_output_structure(inputs)
     ((_, length),) = shapes
     order = [index % length for index in range(count)]
-    return unflatten(structure, [leaf[:1][:, order] for leaf in leaves])
+    return tree_unflatten(structure, [leaf[:1][:, order] for leaf in leaves])

@@ -17,12 +17,12 @@ from neural_mp.core.op_timings import (
     OpRuns,
     OpTimings,
     Workload,
-    form_of,
+    describe_timed_form,
 )
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
-from neural_mp.profiling import interleaved_medians
+from neural_mp.profiling import time_interleaved_medians
 from neural_mp.runs.report import Conversion
 from neural_mp.space import ResolvedPlan, TuningSpace
 
@@ -35,7 +35,7 @@ class Timed:
 
     Attributes:
         plan: the resolved plan.
-        runs: op or conversion → seconds of each run, scaled: their `profile` adds up to `whole`.
+        runs: op or conversion → seconds of each run, scaled: their `op_profile` adds up to `whole`.
         whole: seconds of one run.
     """
 
@@ -45,15 +45,15 @@ class Timed:
     whole: float
 
     @cached_property
-    def profile(self) -> dict[str, float]:
+    def op_profile(self) -> dict[str, float]:
         """Op or conversion → seconds."""
-        return {name: Duration.of(runs).seconds for name, runs in self.runs.items()}
+        return {name: Duration.from_runs(runs).seconds for name, runs in self.runs.items()}
 
-    def duration(self, names: Sequence[str]) -> Duration:
+    def total_duration(self, names: Sequence[str]) -> Duration:
         """Return the time of several ops together."""
         runs = [self.runs[name] for name in names if self.runs.get(name)]
         together = (sum(run) for run in zip(*runs, strict=False))
-        return Duration.of(together) if runs else Duration(0.0, 0.0, 0.0)
+        return Duration.from_runs(together) if runs else Duration(0.0, 0.0, 0.0)
 
 
 def plan_in_precision(
@@ -90,7 +90,7 @@ def time_ops(
         for plan, model in models.items():
             best = fastest[plan]
             for name, runs in profiled(model).items():
-                best[name] = min(runs, best.get(name, runs), key=Duration.of)
+                best[name] = min(runs, best.get(name, runs), key=Duration.from_runs)
     return [
         Timed(plan, models[plan], scale_runs(fastest[plan], whole), whole)
         for plan, whole in zip(models, wholes(list(models.values())), strict=True)
@@ -99,12 +99,12 @@ def time_ops(
 
 def scale_runs(runs: OpRuns, whole: float) -> dict[str, tuple[float, ...]]:
     """Return runs of ops scaled to the sum `whole`; unscaled if the sum or `whole` is zero."""
-    total = sum(Duration.of(times).seconds for times in runs.values())
+    total = sum(Duration.from_runs(times).seconds for times in runs.values())
     scale = whole / total if total > 0 and whole > 0 else 1.0
     return {name: tuple(seconds * scale for seconds in times) for name, times in runs.items()}
 
 
-def times_of(
+def combine_op_timings(
     space: TuningSpace,
     baseline: Timed,
     lowered: Sequence[Timed],
@@ -119,20 +119,22 @@ def times_of(
     known. If the plans were tried `in_place`, the additional time of FP32 ops next to lowered ones
     counts as conversion.
     """
-    fp32, names = durations(space, baseline), {op.name for op in space.graph}
+    fp32, names = op_durations(space, baseline), {op.name for op in space.graph}
     ops = {op: {Precision.FP32: duration} for op, duration in fp32.items()}
     conversions, between, converted = 0, 0.0, list[float]()
     for low in lowered:
-        for op, duration in durations(space, low).items():
+        for op, duration in op_durations(space, low).items():
             precision = low.plan.effective[op]
             if precision is not Precision.FP32 and (op in ops or op in baseline.runs):
                 ops.setdefault(op, {Precision.FP32: _WITHIN_ANOTHER})[precision] = duration
         counts = low.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
-        added = low.profile.keys() - baseline.profile.keys() - names
-        between += sum(low.profile[name] for name in added)
+        added = low.op_profile.keys() - baseline.op_profile.keys() - names
+        between += sum(low.op_profile[name] for name in added)
         between += _slowdown_of_fp32(baseline, low) if in_place else 0.0
-        sources = [change.source for change in conversions_of(space.graph, low.plan.flow, {})]
+        sources = [
+            change.source for change in list_plan_conversions(space.graph, low.plan.flow, {})
+        ]
         converted += [elements[name] for name in sources if name in elements]
     average = between / conversions if conversions else None
     if average is not None and any(converted):
@@ -145,14 +147,14 @@ def times_of(
     return OpTimings(seconds, average, per_element, baseline.whole, spread)
 
 
-def durations(space: TuningSpace, timing: Timed) -> dict[str, Duration]:
+def op_durations(space: TuningSpace, timing: Timed) -> dict[str, Duration]:
     """Return tunable op in its planned precision → time, including the ops fused into it.
 
     Ops without a recorded kernel are left out.
     """
     plan = timing.plan
     times = {
-        op: timing.duration(names)
+        op: timing.total_duration(names)
         for op, names in ops_by_kernel(space).items()
         if plan.plan[op].precision is plan.effective[op]
     }
@@ -174,7 +176,7 @@ def _slowdown_of_fp32(baseline: Timed, candidate: Timed) -> float:
     A runtime may convert or rearrange values within such an op.
     """
     more = (
-        candidate.profile.get(name, 0.0) - baseline.profile.get(name, 0.0)
+        candidate.op_profile.get(name, 0.0) - baseline.op_profile.get(name, 0.0)
         for name, precision in candidate.plan.effective.items()
         if precision is Precision.FP32
     )
@@ -191,7 +193,7 @@ def update_times(times: OpTimings, within: OpTimings) -> OpTimings:
     )
 
 
-def conversions_of(
+def list_plan_conversions(
     graph: OpGraph, flow: QuantizationFlow, seconds: Mapping[str, float]
 ) -> tuple[Conversion, ...]:
     """Return the conversions of tensors under a plan.
@@ -200,7 +202,7 @@ def conversions_of(
     """
     conversions = []
     for name in (*graph.inputs, *(op.name for op in graph)):
-        for kind, readers in _conversion_consumers(graph, flow, name).items():
+        for kind, readers in _group_conversion_consumers(graph, flow, name).items():
             durations = [
                 value
                 for key, value in seconds.items()
@@ -212,7 +214,7 @@ def conversions_of(
     return tuple(conversions)
 
 
-def _conversion_consumers(
+def _group_conversion_consumers(
     graph: OpGraph, flow: QuantizationFlow, name: str
 ) -> dict[str, list[str]]:
     """Return kind of conversion → the consumers of a tensor converted so."""
@@ -261,12 +263,12 @@ def with_conversions(
     """
     effective = mixed.plan.effective
     more = {
-        op: max(0.0, mixed.duration(names).seconds - baseline)
+        op: max(0.0, mixed.total_duration(names).seconds - baseline)
         for op, names in ops_by_kernel(space).items()
         if (baseline := times.ops.get(op, {}).get(effective[op])) is not None
     }
     seconds: dict[str, float] = defaultdict(float)
-    for conversion in conversions_of(space.graph, mixed.plan.flow, mixed.profile):
+    for conversion in list_plan_conversions(space.graph, mixed.plan.flow, mixed.op_profile):
         seconds[conversion.source] += (conversion.seconds or 0.0) + sum(
             more.get(r, 0.0) for r in conversion.readers
         )
@@ -280,7 +282,7 @@ def with_conversions(
 def seconds_per_element() -> float:
     """Return the seconds per element to read float32 and write INT8 on this machine."""
     values = np.zeros(_MANY_VALUES, np.float32)
-    seconds = interleaved_medians([lambda: values.astype(np.uint8)], iterations=7)[0]
+    seconds = time_interleaved_medians([lambda: values.astype(np.uint8)], iterations=7)[0]
     return seconds / _MANY_VALUES
 
 
@@ -290,7 +292,7 @@ _ROUNDS, _TIME_LIMIT = 7, 2.0
 _Times = dict[str, dict[str, float]]
 
 
-def form_times(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
+def time_layer_forms(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
     """Return op → form → rows per call, as text → seconds.
 
     One layer of each shape is timed, in interleaved rounds of all forms. Empty if the framework
@@ -303,7 +305,7 @@ def form_times(model: AnyTunableModel, workload: Workload) -> dict[str, _Times]:
             alike[shape, frozenset(_config_by_form(model, op))].append(op)
     times: dict[str, _Times] = {}
     for ops in alike.values():
-        times |= dict.fromkeys(ops, _times_of(model, ops[0], workload))
+        times |= dict.fromkeys(ops, _time_op_forms(model, ops[0], workload))
     return times
 
 
@@ -314,18 +316,18 @@ def _config_by_form(model: AnyTunableModel, op: str) -> Mapping[str, OpConfig]:
         key=lambda c: len(c.corrections) + (0 if c.weight is None else len(c.weight.corrections)),
         reverse=True,
     )
-    return {form: config for config in choices if (form := form_of(config)) is not None}
+    return {form: config for config in choices if (form := describe_timed_form(config)) is not None}
 
 
-def _times_of(model: AnyTunableModel, op: str, workload: Workload) -> _Times:
+def _time_op_forms(model: AnyTunableModel, op: str, workload: Workload) -> _Times:
     models: dict[str, AnyModel] = {}
     for form, config in _config_by_form(model, op).items():
         plan = model.space.fp32_plan().replacing({op: config})
-        models[form] = model.converted(model.space.resolve(plan))
+        models[form] = model.convert_by_plan(model.space.resolve(plan))
     times: _Times = {form: {} for form in models}
-    for rows in workload.rows:
-        runs = [converted.layer_run(op, rows) for converted in models.values()]
-        seconds = interleaved_medians(runs, iterations=_ROUNDS, time_limit=_TIME_LIMIT)
+    for rows in workload.row_counts:
+        runs = [converted.make_layer_run(op, rows) for converted in models.values()]
+        seconds = time_interleaved_medians(runs, iterations=_ROUNDS, time_limit=_TIME_LIMIT)
         for form, duration in zip(models, seconds, strict=True):
             times[form][str(rows)] = duration
     return times

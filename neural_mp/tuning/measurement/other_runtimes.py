@@ -9,12 +9,12 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.criterion import Deadline, DeadlineExceededError
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio, latency_ratio, uncontended_latency
+from neural_mp.profiling import Ratio, estimate_latency_ratio, estimate_uncontended_latency
 from neural_mp.runs.report import MetricFigures, RuntimeFigures
 from neural_mp.tuning.final_selection import LatencyComparison, Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.measurement.objectives import latency_figures
+from neural_mp.tuning.measurement.objectives import make_latency_figures
 from neural_mp.tuning.measurement.runtime_choice import is_certain, select_runtime
 
 
@@ -35,7 +35,7 @@ class Settlement:
     metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
     rejected: Trial | None = None
 
-    def recorded_in(self, job: TuningJob) -> Selection:
+    def make_recorded_selection(self, job: TuningJob) -> Selection:
         """Return the selection for the record of the searched runtime.
 
         FP32 in another runtime is recorded as FP32: the record has the ops of one runtime.
@@ -61,9 +61,9 @@ class _Timed:
     def is_source(self) -> bool:
         return self.model.boundary is None
 
-    def over(self, reference: _Timed) -> Ratio:
+    def speed_over(self, reference: _Timed) -> Ratio:
         """Return the speed relative to another model."""
-        return latency_ratio(reference.rounds, self.rounds)
+        return estimate_latency_ratio(reference.rounds, self.rounds)
 
 
 def settle_runtime(
@@ -84,9 +84,9 @@ def settle_runtime(
         return settlement
     if is_tuned:
         rivals = _rivals_of_plan(result, alternatives, job.measurement.min_speedup)
-        winner = rivals.selected() if rivals.every else None
+        winner = rivals.select_model() if rivals.every else None
     else:
-        winner = _Choice([fp32, *alternatives], fp32).selected()
+        winner = _Choice([fp32, *alternatives], fp32).select_model()
         winner = None if winner is fp32 else winner
     if winner is None:
         return settlement
@@ -95,17 +95,17 @@ def settle_runtime(
         title = f"Evaluating FP32 in {winner.framework}"
         accuracy = measure_accuracy(job, winner.model, log, deadline, "baseline", title)
         criterion = job.settings.criterion
-        if accuracy is None or not job.evaluator.spread.met(criterion, baseline, accuracy):
+        if accuracy is None or not job.evaluator.spread.meets_target(criterion, baseline, accuracy):
             reason = f"{deadline} passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
-            log.warn(
+            log.add_warning(
                 f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
                 f"target to replace the result; {reason}"
             )
             return settlement
     what = f"the best plan in {result.framework}" if is_tuned else f"FP32 in {result.framework}"
-    log.warn(
-        f"FP32 in {winner.framework} runs at {winner.over(result)} the speed of {what}; the result "
-        f"is the FP32 model in {winner.framework}"
+    log.add_warning(
+        f"FP32 in {winner.framework} runs at {winner.speed_over(result)} the speed of {what}; the "
+        f"result is the FP32 model in {winner.framework}"
     )
     rejected = _mark_as_slow(selection.trial, winner, result)
     moved = _switch_runtime(
@@ -115,7 +115,7 @@ def settle_runtime(
         moved,
         _in_fp32(moved, selection, winner, rejected),
         accuracy,
-        {} if baseline is None else job.evaluator.figures(job.evaluator.values),
+        {} if baseline is None else job.evaluator.metric_figures(job.evaluator.values),
         rejected,
     )
 
@@ -126,9 +126,11 @@ def speeds_over_runtimes(job: TuningJob, selection: Selection, log: RunLog) -> T
         return job
     result, fp32, alternatives = _time_runtimes(job, selection, log)
     for alternative in alternatives:
-        speed = result.over(alternative)
+        speed = result.speed_over(alternative)
         if speed.high < 1:
-            log.warn(f"the result runs at {speed} the speed of FP32 in {alternative.framework}")
+            log.add_warning(
+                f"the result runs at {speed} the speed of FP32 in {alternative.framework}"
+            )
     return _with_runtime_speeds(job, result, [fp32, *alternatives])
 
 
@@ -152,8 +154,12 @@ def _time_runtimes(
         rivals = _rivals_of_plan(result, alternatives, job.measurement.min_speedup)
         return not rivals.every or rivals.is_certain()
 
-    with log.phase("measure", "Comparing runtimes"):
-        measure = job.measurement.contest if is_tuned else job.measurement.interleaved
+    with log.time_phase("measure", "Comparing runtimes"):
+        measure = (
+            job.measurement.measure_until_decided
+            if is_tuned
+            else job.measurement.measure_interleaved
+        )
         rounds = measure(models, is_settled)
     fp32, *alternatives = map(_Timed, models, rounds)
     return (alternatives.pop() if is_tuned else fp32), fp32, alternatives
@@ -161,7 +167,7 @@ def _time_runtimes(
 
 def _rivals_of_plan(result: _Timed, alternatives: Sequence[_Timed], min_speedup: float) -> _Choice:
     """Return the choice among FP32 in other runtimes that a plan does not gain enough over."""
-    return _Choice([a for a in alternatives if result.over(a).value < min_speedup])
+    return _Choice([a for a in alternatives if result.speed_over(a).value < min_speedup])
 
 
 @dataclass(frozen=True)
@@ -176,24 +182,24 @@ class _Choice:
     every: Sequence[_Timed]
     current: _Timed | None = None
 
-    def selected(self) -> _Timed:
+    def select_model(self) -> _Timed:
         """Return the selected model."""
-        return self.every[select_runtime(self._rounds, self._source, self._current)]
+        return self.every[select_runtime(self._all_rounds, self._source_index, self._current_index)]
 
     def is_certain(self) -> bool:
         """Whether further rounds can hardly change the choice."""
-        return is_certain(self._rounds, self._source, self._current)
+        return is_certain(self._all_rounds, self._source_index, self._current_index)
 
     @property
-    def _rounds(self) -> list[Sequence[float]]:
+    def _all_rounds(self) -> list[Sequence[float]]:
         return [timed.rounds for timed in self.every]
 
     @property
-    def _source(self) -> int | None:
+    def _source_index(self) -> int | None:
         return next((index for index, timed in enumerate(self.every) if timed.is_source), None)
 
     @property
-    def _current(self) -> int | None:
+    def _current_index(self) -> int | None:
         return None if self.current is None else self.every.index(self.current)
 
 
@@ -201,7 +207,7 @@ def measure_accuracy(
     job: TuningJob, model: AnyModel, log: RunLog, deadline: Deadline, phase: str, title: str
 ) -> float | None:
     """Return the accuracy of a model, in a phase of the log; None if the time limit passed."""
-    with log.phase(phase, title, job.evaluator.batch_count):
+    with log.time_phase(phase, title, job.evaluator.batch_count):
         try:
             return job.evaluator(model, deadline, reference=job.model)
         except DeadlineExceededError:
@@ -212,14 +218,14 @@ def _mark_as_slow(trial: Trial | None, winner: _Timed, result: _Timed) -> Trial 
     """Return a trial with its latency relative to FP32 in another runtime, and too slow."""
     if trial is None:
         return None
-    figures = {**trial.objectives, **latency_figures(winner.rounds, result.rounds)}
+    figures = {**trial.objectives, **make_latency_figures(winner.rounds, result.rounds)}
     return replace(trial, objectives=figures, outcome=Outcome.SLOW)
 
 
 def _in_fp32(
     job: TuningJob, selection: Selection, winner: _Timed, rejected: Trial | None
 ) -> Selection:
-    seconds = uncontended_latency(winner.rounds)
+    seconds = estimate_uncontended_latency(winner.rounds)
     more = () if rejected is None else (rejected,)
     measured = [trial for trial in selection.remeasured if trial is not selection.trial]
     return Selection(
@@ -236,7 +242,7 @@ def _switch_runtime(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJ
     """Return the job with the FP32 model of another runtime than that of the result before."""
     space = winner.model.whole_space(job.description.hardware)
     space = space.restricted_to(job.settings.precisions)
-    speed = winner.over(previous)
+    speed = winner.speed_over(previous)
     reasons = {
         winner.framework: f"FP32 runs at {speed} the speed of the result in {previous.framework}",
         previous.framework: f"not faster than FP32 in {winner.framework}",
@@ -253,7 +259,7 @@ def _switch_runtime(job: TuningJob, winner: _Timed, previous: _Timed) -> TuningJ
 
 
 def _with_runtime_speeds(job: TuningJob, result: _Timed, references: Sequence[_Timed]) -> TuningJob:
-    speeds = {r.framework: result.over(r) for r in references if r is not result}
+    speeds = {r.framework: result.speed_over(r) for r in references if r is not result}
 
     def with_speed(runtime: RuntimeFigures) -> RuntimeFigures:
         speed = speeds.get(runtime.framework)

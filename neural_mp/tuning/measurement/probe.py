@@ -27,7 +27,7 @@ from neural_mp.core.op_timings import (
     Workload,
 )
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import CORRECTIONS, Precision, weight_only
+from neural_mp.core.precision import CORRECTIONS, Precision, make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import one_line
@@ -39,23 +39,23 @@ from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measurement.op_timing import (
     Timed,
-    form_times,
+    combine_op_timings,
     loses_in_int8,
     plan_in_precision,
     seconds_per_element,
+    time_layer_forms,
     time_ops,
-    times_of,
     update_times,
     weights_in_int8,
     with_conversions,
 )
 from neural_mp.tuning.measurement.sqnr import TimedRun
-from neural_mp.util.fingerprint import digest_of
-from neural_mp.util.noise import MAX_NSR, mean_nsr
+from neural_mp.util.fingerprint import compute_data_digest
+from neural_mp.util.noise import MAX_NSR, compute_mean_nsr
 from neural_mp.util.validators import (
     Validator,
     anything,
-    checked,
+    keep_original_value,
     list_of,
     mapping_of,
     number,
@@ -145,21 +145,21 @@ class MeasuringProbe(Probe):
         resolved = self.job.space.resolve(plan)
         key = f"noise {_digest_plans([resolved])}"
         noise = self._recall_or_measure(
-            key, optional(number), lambda: self._noise(resolved), of=_NOISE
+            key, optional(number), lambda: self._measure_noise(resolved), of=_NOISE
         )
         if unit is not None and noise is not None:
             used = {name for config in resolved.plan.values() for name in config.corrections}
             corrections = " ".join(name for name in CORRECTIONS if name in used) or NO_CORRECTION
-            self.run_cache.put(f"{OUTPUT_NSR}{corrections}: {unit}", noise)
+            self.run_cache.put_entry(f"{OUTPUT_NSR}{corrections}: {unit}", noise)
         return noise
 
-    def _noise(self, plan: ResolvedPlan) -> float:
+    def _measure_noise(self, plan: ResolvedPlan) -> float:
         data = self.job.calibration
         inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
         if self._reference is None:
-            self._reference = self.model.float_outputs(inputs)
+            self._reference = self.model.run_float_outputs(inputs)
         outputs = self._outputs_or_none(plan, inputs)
-        return MAX_NSR if outputs is None else mean_nsr(self._reference, outputs)
+        return MAX_NSR if outputs is None else compute_mean_nsr(self._reference, outputs)
 
     def width_figures(self) -> WidthFigures | None:
         """See the base class."""
@@ -168,24 +168,28 @@ class MeasuringProbe(Probe):
         data = self.job.calibration
         inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
         stored = self._whatever_the_time(
-            _WIDTHS, mapping_of(anything), lambda: self.model.width_figures(inputs).to_dict()
+            _WIDTHS,
+            mapping_of(anything),
+            lambda: self.model.measure_width_figures(inputs).to_dict(),
         )
         self.widths = WidthFigures.from_dict(stored)
         return self.widths
 
-    def reconstructable(self) -> frozenset[str]:
+    def reconstructable_ops(self) -> frozenset[str]:
         """See the base class."""
-        return self.model.reconstructable
+        return self.model.reconstructable_layers
 
     def times(self) -> OpTimings:
         """See the base class."""
         if Objective.PERFORMANCE not in self.job.objectives:
             return OpTimings()
-        stored = self._recall_or_measure(TIMES, optional(checked(OpTimings.from_dict)), self._times)
-        cached, reason = self.run_cache.get(_UNTIMED, string)
+        stored = self._recall_or_measure(
+            TIMES, optional(keep_original_value(OpTimings.from_dict)), self._measure_times
+        )
+        cached, reason = self.run_cache.get_entry(_UNTIMED, string)
         if not cached or reason is None:
             reason = self.untimed or ("" if stored else "the time limit does not suffice")
-            self.run_cache.put(_UNTIMED, reason)
+            self.run_cache.put_entry(_UNTIMED, reason)
         self.untimed = reason
         return OpTimings() if stored is None else OpTimings.from_dict(stored)
 
@@ -194,10 +198,10 @@ class MeasuringProbe(Probe):
         previous, resolved = self.times(), self.job.space.resolve(without_reconstruction(plan))
         if not previous.ops:
             return None
-        kind, untimed = optional(checked(OpTimings.from_dict)), self.untimed
+        kind, untimed = optional(keep_original_value(OpTimings.from_dict)), self.untimed
 
         def measure_times() -> dict[str, Any] | None:
-            timings = self._time_ops(lambda: {resolved: self.model.converted(resolved)}, True)
+            timings = self._time_ops(lambda: {resolved: self.model.convert_by_plan(resolved)}, True)
             return None if timings is None else update_times(previous, timings).to_dict()
 
         timings = self._recall_or_measure(
@@ -206,11 +210,11 @@ class MeasuringProbe(Probe):
         self.untimed = untimed  # `untimed` refers to `times()`
         return None if timings is None else OpTimings.from_dict(timings)
 
-    def _times(self) -> dict[str, Any] | None:
-        times = self._time_ops(self._lowered_models)
+    def _measure_times(self) -> dict[str, Any] | None:
+        times = self._time_ops(self._make_lowered_models)
         return None if times is None else times.to_dict()
 
-    def _lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
+    def _make_lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
         """Return, for every precision, the model with as many ops in it as possible."""
         models: dict[ResolvedPlan, AnyModel] = {}
         started = time.process_time()
@@ -229,9 +233,9 @@ class MeasuringProbe(Probe):
     ) -> OpTimings | None:
         """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
         space, measurement, effort = self.job.space, self.job.measurement, self.effort
-        with measurement.limited([self.model]):
+        with measurement.limit_threads([self.model]):
             self.model.prepare()
-            run = TimedRun.of(self.model, measurement.inputs)
+            run = TimedRun.run_timed(self.model, measurement.inputs)
         needed = effort.profiled_runs * run.cpu_seconds
         if needed > self.allowance:
             limit, self.gauge = self.allowance, run
@@ -250,7 +254,7 @@ class MeasuringProbe(Probe):
             return None
         per_element = seconds_per_element() * measurement.batch_size
         elements = self.model.observations.elements
-        times = times_of(space, reference, candidates, per_element, elements, in_place)
+        times = combine_op_timings(space, reference, candidates, per_element, elements, in_place)
         return times if in_place else self._with_conversion_times(times, passes)
 
     def _with_conversion_times(self, times: OpTimings, passes: int) -> OpTimings:
@@ -279,8 +283,8 @@ class MeasuringProbe(Probe):
         with self.model.adaptor.threads(measurement.threads):
             return time_ops(
                 by_plan,
-                lambda model: model.profile(measurement.inputs, effort.profile),
-                lambda converted: measurement.fastest_of(converted, effort.whole_runs),
+                lambda model: model.profile_ops(measurement.inputs, effort.profile),
+                lambda converted: measurement.time_fastest_of(converted, effort.whole_runs),
                 passes,
                 affords_another,
             )
@@ -291,7 +295,7 @@ class MeasuringProbe(Probe):
         key = f"latencies {_digest_plans(resolved)}"
         kind = optional(list_of(optional(number)))
         seconds = self._recall_or_measure(
-            key, kind, lambda: self._latencies(resolved), len(resolved)
+            key, kind, lambda: self._measure_latencies(resolved), len(resolved)
         )
         return None if seconds is None else [float("inf") if s is None else s for s in seconds]
 
@@ -304,17 +308,17 @@ class MeasuringProbe(Probe):
         rough = self._whatever_the_time(
             f"first latencies {_digest_plans(resolved)}",
             list_of(optional(number)),
-            lambda: self._rough_latencies(resolved),
+            lambda: self._measure_rough_latencies(resolved),
         )
         return [float("inf") if s is None else s for s in rough]
 
-    def _rough_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
+    def _measure_rough_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
         """Return the seconds of each plan's model in few rounds; None if not convertible."""
         models = [self._converted_or_none(plan) for plan in plans]
         measurement, rounds = self.job.measurement, self.effort.whole_runs
-        return self._in_turn(models, lambda sound: measurement.fastest_of(sound, rounds))
+        return self._in_turn(models, lambda sound: measurement.time_fastest_of(sound, rounds))
 
-    def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
+    def _measure_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
         started, models = time.process_time(), list[AnyModel | None]()
         for plan in plans:
             if not self._has_time(started):
@@ -323,7 +327,7 @@ class MeasuringProbe(Probe):
             models.append(self._converted_or_none(plan))
 
         def measure_longer(sound: Sequence[AnyModel]) -> list[float]:
-            longer = self._affordable_multiple(sound, started)
+            longer = self._choose_affordable_multiple(sound, started)
             return self.job.measurement.side_by_side(sound, longer)
 
         return self._in_turn(models, measure_longer)
@@ -338,7 +342,7 @@ class MeasuringProbe(Probe):
         seconds = iter(measure(self._latest) if self._latest else ())
         return [None if model is None else next(seconds) for model in models]
 
-    def _affordable_multiple(self, models: Sequence[AnyModel], started: float) -> int:
+    def _choose_affordable_multiple(self, models: Sequence[AnyModel], started: float) -> int:
         """Return the multiple of the usual rounds for which half of the time left suffices.
 
         The other half is for the plans that the strategy measures next.
@@ -355,7 +359,9 @@ class MeasuringProbe(Probe):
         data = self.job.calibration
         batches = [] if data is None else [data.batches.first_inputs]
         return self._whatever_the_time(
-            "weight sensitivity", mapping_of(number), lambda: self.model.weight_sensitivity(batches)
+            "weight sensitivity",
+            mapping_of(number),
+            lambda: self.model.measure_weight_sensitivity(batches),
         )
 
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
@@ -364,19 +370,19 @@ class MeasuringProbe(Probe):
         noise = self._whatever_the_time(
             "divergence of weights",
             mapping_of(mapping_of(number)),
-            lambda: self.model.weight_noise([] if data is None else data.inputs()),
+            lambda: self.model.measure_weight_noise([] if data is None else data.iterate_inputs()),
         )
         has_gradients = self.model.adaptor.gradients is not None
-        return noise if has_gradients else at_outputs(noise, self.output_noise)
+        return noise if has_gradients else propagate_to_outputs(noise, self.output_noise)
 
     def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
         """See the base class."""
-        rows, threads = " and ".join(map(str, workload.rows)), self.job.measurement.threads
+        rows, threads = " and ".join(map(str, workload.row_counts)), self.job.measurement.threads
         with self.model.adaptor.threads(threads):
             times = self._whatever_the_time(
                 f"times of forms for {rows} rows",
                 mapping_of(mapping_of(mapping_of(positive_float))),
-                lambda: form_times(self.model, workload),
+                lambda: time_layer_forms(self.model, workload),
             )
         return {
             op: {
@@ -391,14 +397,14 @@ class MeasuringProbe(Probe):
         if not cached or value is None:
             with self._count_time():
                 value = measure()
-            self._shared.put(key, value)
-            self.run_cache.put(key, value)
+            self._shared_cache.put_entry(key, value)
+            self.run_cache.put_entry(key, value)
         return value
 
     def _outputs_or_none(self, plan: ResolvedPlan, inputs: object) -> list[np.ndarray] | None:
         """Return the outputs of a plan's model; None if the model does not run."""
         try:
-            return self._convert_plan(plan).float_outputs(inputs)
+            return self._convert_plan(plan).run_float_outputs(inputs)
         except Exception:
             # Frameworks raise arbitrary errors.
             logger.debug("Measuring a plan failed", exc_info=True)
@@ -417,9 +423,9 @@ class MeasuringProbe(Probe):
 
     def _convert_plan(self, plan: ResolvedPlan) -> AnyModel:
         if self.converted is None:
-            return self.model.converted(plan)
+            return self.model.convert_by_plan(plan)
         if plan not in self.converted:
-            self.converted[plan] = self.model.converted(plan)
+            self.converted[plan] = self.model.convert_by_plan(plan)
         return self.converted[plan]
 
     def _recall_or_measure(
@@ -441,31 +447,31 @@ class MeasuringProbe(Probe):
         if key != TIMES:
             self._longest = max(self._longest, (self.spent[of] - spent) / plans)
         if value is not None and not self.untimed:
-            self._shared.put(key, value)
-        self.run_cache.put(key, value)
+            self._shared_cache.put_entry(key, value)
+        self.run_cache.put_entry(key, value)
         return kind(value)
 
     def _recall_value(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Return whether this run or an earlier one has a cached result, and the result."""
-        looked, value = self.run_cache.get(key, kind)
+        looked, value = self.run_cache.get_entry(key, kind)
         if not looked:
-            looked, value = self._shared.get(key, kind)
+            looked, value = self._shared_cache.get_entry(key, kind)
             if looked:
                 self.has_cache_hits = True
-                self.run_cache.put(key, value)
+                self.run_cache.put_entry(key, value)
         return looked, value
 
     @cached_property
-    def _shared(self) -> MeasurementCache:
+    def _shared_cache(self) -> MeasurementCache:
         """The cache of earlier runs for the same batches."""
-        return self.cache.scoped(data=lambda: self._measured_on)
+        return self.cache.scope_to(data=lambda: self._measured_on)
 
     @cached_property
     def _measured_on(self) -> str | None:
         """Digest of the batches used in measurements."""
         data = self.job.calibration
         first = None if data is None else data.batches.first_inputs
-        return digest_of([self.job.measurement.inputs, [] if first is None else first])
+        return compute_data_digest([self.job.measurement.inputs, [] if first is None else first])
 
     @contextmanager
     def _count_time(self, of: str = TIMES) -> Iterator[None]:
@@ -487,7 +493,7 @@ def _digest_plans(plans: Sequence[ResolvedPlan]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def at_outputs(
+def propagate_to_outputs(
     noise: Mapping[str, Mapping[str, float]], measure: Callable[[PrecisionPlan], float | None]
 ) -> dict[str, dict[str, float]]:
     """Return the noise of weights at the results of their layers as noise at the outputs.
@@ -499,7 +505,7 @@ def at_outputs(
     factors = {}
     for op, scores in noise.items():
         text, most = max(scores.items(), key=lambda item: item[1])
-        measured = measure(PrecisionPlan({op: weight_only(QuantSpec.parse(text))}))
+        measured = measure(PrecisionPlan({op: make_weight_only(QuantSpec.parse(text))}))
         if measured is not None and most > 0:
             factors[op] = measured / most
     middle = median(factors.values()) if factors else 1.0

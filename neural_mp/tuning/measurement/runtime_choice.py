@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neural_mp.profiling import latency_ratio, uncontended_latency
+from neural_mp.profiling import estimate_latency_ratio, estimate_uncontended_latency
 
 #: Speedup over the source, at its lower bound, below which the source is kept.
 MIN_RUNTIME_SPEEDUP = 1.05
@@ -28,8 +28,8 @@ def select_runtime(rounds: Rounds, source: int | None = 0, current: int | None =
         current: index of a runtime that is left only for one that is certainly faster; None for
             none.
     """
-    ranking = _rank(rounds)
-    incumbent = _incumbent(rounds, source, current)
+    ranking = _rank_by_latency(rounds)
+    incumbent = _incumbent_index(rounds, source, current)
     if incumbent is None:
         return ranking[0]
     return next(
@@ -38,7 +38,7 @@ def select_runtime(rounds: Rounds, source: int | None = 0, current: int | None =
             for index in ranking
             if index != incumbent
             and _gains_enough(rounds, source, index)
-            and latency_ratio(rounds[incumbent], rounds[index]).low > 1
+            and estimate_latency_ratio(rounds[incumbent], rounds[index]).low > 1
         ),
         incumbent,
     )
@@ -49,20 +49,20 @@ def is_certain(rounds: Rounds, source: int | None = 0, current: int | None = Non
 
     The arguments are those of `select_runtime`.
     """
-    fastest = _rank(rounds)[0]
+    fastest = _rank_by_latency(rounds)[0]
     for reference, least in ((source, MIN_RUNTIME_SPEEDUP), (current, 1.0)):
         if reference not in (None, fastest):
-            gain = latency_ratio(rounds[reference], rounds[fastest])
+            gain = estimate_latency_ratio(rounds[reference], rounds[fastest])
             if gain.low < least <= gain.high:
                 return False
     return True
 
 
-def _rank(rounds: Rounds) -> list[int]:
-    return sorted(range(len(rounds)), key=lambda index: uncontended_latency(rounds[index]))
+def _rank_by_latency(rounds: Rounds) -> list[int]:
+    return sorted(range(len(rounds)), key=lambda index: estimate_uncontended_latency(rounds[index]))
 
 
-def _incumbent(rounds: Rounds, source: int | None, current: int | None) -> int | None:
+def _incumbent_index(rounds: Rounds, source: int | None, current: int | None) -> int | None:
     if current is not None and _gains_enough(rounds, source, current):
         return current
     return source
@@ -71,4 +71,4 @@ def _incumbent(rounds: Rounds, source: int | None, current: int | None) -> int |
 def _gains_enough(rounds: Rounds, source: int | None, index: int) -> bool:
     if source is None or index == source:
         return True
-    return latency_ratio(rounds[source], rounds[index]).low >= MIN_RUNTIME_SPEEDUP
+    return estimate_latency_ratio(rounds[source], rounds[index]).low >= MIN_RUNTIME_SPEEDUP

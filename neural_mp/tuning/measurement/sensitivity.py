@@ -16,14 +16,14 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.report import NO_CORRECTION, ProbeMeasurements, RunRecord, output_nsr_in
-from neural_mp.search.corrections import best_corrections, with_corrections
-from neural_mp.space import TuningSpace, why_int8
+from neural_mp.search.corrections import choose_best_corrections, with_corrections
+from neural_mp.space import TuningSpace, explain_int8_choice
 from neural_mp.space.resolution import BY_PLAN
 from neural_mp.tuning.baseline import calibrate_model
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import MeasuringProbe
-from neural_mp.tuning.recording import setup_of
+from neural_mp.tuning.recording import record_run_setup
 from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.text import Printed
 
@@ -109,7 +109,7 @@ class SensitivityReport(Printed):
         return text.getvalue()
 
 
-def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> SensitivityReport:
+def sensitivity_report(record: RunRecord, plan: PrecisionPlan | None = None) -> SensitivityReport:
     """Return the decisions of a run, as far as measured.
 
     The default of the plan is that of the result, or of the latest trial of an unfinished run.
@@ -118,21 +118,24 @@ def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> Sensi
         plan = record.ending.plan if record.ending else PrecisionPlan()
         if record.ending is None and record.trials:
             plan = record.trials[-1].plan
-    flow = record.setup.followed(plan)
-    rows = (*_tensor_sensitivities(record, plan, flow), *_op_sensitivities(record, plan, flow))
+    flow = record.setup.follow_plan(plan)
+    rows = (
+        *_iterate_tensor_sensitivities(record, plan, flow),
+        *_iterate_op_sensitivities(record, plan, flow),
+    )
     return SensitivityReport(tuple(sorted(rows, key=lambda row: row.sort_key, reverse=True)))
 
 
-def _tensor_sensitivities(
+def _iterate_tensor_sensitivities(
     record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> Iterator[Sensitivity]:
-    observations, corrections = record.observations, best_corrections(record.observations)
+    observations, corrections = record.observations, choose_best_corrections(record.observations)
     quantized = {flow.scale_owner[source] for reads in flow.int8_reads.values() for source in reads}
     for tensor in record.setup.tensors:
         name, correction = tensor.name, corrections.get(tensor.name)
         output_nsr = record.measured.output_nsr.get(name, {})
         readers = tensor.consumers
-        gained, least, most = _saved_seconds(record.measured.times, readers, (Precision.INT8,))
+        gained, least, most = _find_saved_seconds(record.measured.times, readers, (Precision.INT8,))
         precision = Precision.INT8
         if name not in quantized:
             others = {flow.effective[op] for op in readers} - {Precision.INT8}
@@ -150,11 +153,11 @@ def _tensor_sensitivities(
             least,
             most,
             precision.value,
-            _why_tensor(record, plan, flow, tensor, name in quantized),
+            _explain_tensor_precision(record, plan, flow, tensor, name in quantized),
         )
 
 
-def _why_tensor(
+def _explain_tensor_precision(
     record: RunRecord,
     plan: PrecisionPlan,
     flow: QuantizationFlow,
@@ -169,7 +172,7 @@ def _why_tensor(
         return f"corrected: {', '.join(corrections)}{learned}" if corrections else BY_PLAN
     setup = record.setup
     reasons = (
-        why_int8(setup.graph, setup.capabilities, plan, flow, op)
+        explain_int8_choice(setup.graph, setup.capabilities, plan, flow, op)
         for op in tensor.consumers
         if flow.effective[op] is not Precision.INT8
     )
@@ -188,7 +191,7 @@ def _describe_learned_errors(
     return f"; relative error of results: {', '.join(changes)}" if changes else ""
 
 
-def _op_sensitivities(
+def _iterate_op_sensitivities(
     record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> Iterator[Sensitivity]:
     """Yield the tunable ops that read no quantizable tensor."""
@@ -202,8 +205,8 @@ def _op_sensitivities(
         runs = flow.effective[op]
         reason = BY_PLAN if op in plan else "follows adjacent ops"
         if runs is Precision.FP32:
-            reason = why_int8(setup.graph, setup.capabilities, plan, flow, op)
-        gained, least, most = _saved_seconds(record.measured.times, (op,), low)
+            reason = explain_int8_choice(setup.graph, setup.capabilities, plan, flow, op)
+        gained, least, most = _find_saved_seconds(record.measured.times, (op,), low)
         yield Sensitivity(
             op,
             "op",
@@ -217,7 +220,7 @@ def _op_sensitivities(
         )
 
 
-def _saved_seconds(
+def _find_saved_seconds(
     times: OpTimings, ops: Sequence[str], low: Sequence[Precision]
 ) -> tuple[float, float, float] | tuple[None, None, None]:
     """Return the seconds saved by ops in the first of these precisions that was timed.
@@ -226,8 +229,8 @@ def _saved_seconds(
     """
     gains = []
     for op in ops:
-        fp32 = times.duration(op, Precision.FP32)
-        durations = (times.duration(op, precision) for precision in low)
+        fp32 = times.op_duration(op, Precision.FP32)
+        durations = (times.op_duration(op, precision) for precision in low)
         lower = next((duration for duration in durations if duration is not None), None)
         if lower is not None and fp32 is not None:
             bounds = fp32.low - lower.high, fp32.high - lower.low
@@ -238,7 +241,7 @@ def _saved_seconds(
     return value, least, most
 
 
-def measured_sensitivities(
+def measure_decision_sensitivities(
     job: TuningJob, log: RunLog, most: int | None = None
 ) -> SensitivityReport:
     """Measure the decisions of a model one by one, without evaluating accuracy.
@@ -259,23 +262,25 @@ def _measure_sensitivities(job: TuningJob, log: RunLog, most: int | None) -> Sen
     job, space = job.in_space(model.space), model.space
     cache = RunCache()
     probe = MeasuringProbe(job, model, cache, inf)
-    with log.phase("times", "Timing single ops"):
+    with log.time_phase("times", "Timing single ops"):
         times = probe.times()
-    corrections = best_corrections(model.observations)
+    corrections = choose_best_corrections(model.observations)
     fastest = space.fastest_plan()
-    units = _measured_units(space, model.observations.nsr)[:most]
-    with log.phase("noise", "Measuring output noise", len(units)):
+    units = _list_measured_units(space, model.observations.nsr)[:most]
+    with log.time_phase("noise", "Measuring output noise", len(units)):
         for name, ops in units:
             isolated = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
             for plan in dict.fromkeys((isolated, with_corrections(isolated, space, corrections))):
                 probe.output_noise(plan, name)
-            log.step()
+            log.report_step()
     measured = ProbeMeasurements(times, output_nsr_in(cache.entries))
-    record = RunRecord(setup_of(job), observations=model.observations, measured=measured)
-    return sensitivities(record, space.resolve(with_corrections(fastest, space, corrections)).plan)
+    record = RunRecord(record_run_setup(job), observations=model.observations, measured=measured)
+    return sensitivity_report(
+        record, space.resolve(with_corrections(fastest, space, corrections)).plan
+    )
 
 
-def _measured_units(
+def _list_measured_units(
     space: TuningSpace, noise: Mapping[str, float]
 ) -> list[tuple[str, frozenset[str]]]:
     """Return the units to measure alone, with their ops; noisiest first."""

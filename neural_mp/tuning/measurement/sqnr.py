@@ -15,10 +15,10 @@ from neural_mp.profiling import bound_ratio
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.util.fingerprint import digest_of
-from neural_mp.util.noise import MAX_NSR, decibels, mean_signal_nsr, output_nsrs
-from neural_mp.util.pytree import float_arrays
-from neural_mp.util.text import shape_words
+from neural_mp.util.fingerprint import compute_data_digest
+from neural_mp.util.noise import MAX_NSR, compute_output_nsrs, mean_signal_nsr, nsr_to_decibels
+from neural_mp.util.pytree import list_float_arrays
+from neural_mp.util.text import describe_value_shape
 
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
@@ -56,19 +56,19 @@ class TimedRun:
     cpu_seconds: float
 
     @classmethod
-    def of(cls, model: AnyModel, inputs: object) -> TimedRun:
+    def run_timed(cls, model: AnyModel, inputs: object) -> TimedRun:
         """Run a model on a batch."""
         clock, started = time.process_time(), time.perf_counter()
         outputs = model(inputs)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - clock
-        return cls(inputs, float_arrays(outputs), seconds, cpu_seconds)
+        return cls(inputs, list_float_arrays(outputs), seconds, cpu_seconds)
 
     def is_on(self, inputs: object) -> bool:
         """Whether the run was on these inputs, or on equal ones."""
         if inputs is self.inputs:
             return True
-        digest = digest_of(self.inputs)
-        return digest is not None and digest == digest_of(inputs)
+        digest = compute_data_digest(self.inputs)
+        return digest is not None and digest == compute_data_digest(inputs)
 
 
 @dataclass
@@ -98,17 +98,17 @@ class OutputNoise:
     _nsrs: list[list[float]] = field(default_factory=list)
     _first: Any = None
 
-    def fidelity(self, batches: Iterable[Any]) -> Fidelity | None:
+    def measure_fidelity(self, batches: Iterable[Any]) -> Fidelity | None:
         """Return the SQNRs of the candidate's outputs over all batches.
 
         Infinite without differences; None if the outputs hold no floating-point numbers.
         """
         for inputs in batches:
-            expected, actual = self._output_pair(inputs)
+            expected, actual = self._run_output_pair(inputs)
             if not expected:
                 return None
             if any(array.size for array in expected):  # an empty batch has neither noise nor signal
-                self._nsrs.append(output_nsrs(expected, actual))
+                self._nsrs.append(compute_output_nsrs(expected, actual))
         if not self._nsrs:
             return None
         if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
@@ -116,23 +116,25 @@ class OutputNoise:
         self._time_cold_again()
         if self.measurement is not None:
             self._count_isolated_runs(self.measurement)
-        return _mean_fidelity(self._nsrs)
+        return _average_batch_fidelity(self._nsrs)
 
-    def _output_pair(self, inputs: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _run_output_pair(self, inputs: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models; FP32 runs if these or its time are not known."""
         is_timed = self._is_timed(inputs)
-        cached = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
+        cached = None if is_timed and not self._is_far_faster() else self.kept.get_outputs(inputs)
         if cached is None:
             expected, actual = self._run_round(inputs)
             return expected.outputs, actual.outputs
-        actual = TimedRun.of(self.candidate, inputs)
+        actual = TimedRun.run_timed(self.candidate, inputs)
         if is_timed:
             self._alone.append(actual.seconds)
         return cached, actual.outputs
 
     def _is_timed(self, inputs: object) -> bool:
         measurement = self.measurement
-        return measurement is not None and shape_words(inputs) == shape_words(measurement.inputs)
+        return measurement is not None and describe_value_shape(inputs) == describe_value_shape(
+            measurement.inputs
+        )
 
     def _is_far_faster(self) -> bool:
         """Whether the fastest of several runs are far apart: the first ones may be cold."""
@@ -145,13 +147,13 @@ class OutputNoise:
         """Run both models, which begin in turn."""
         earlier, self.earlier = self.earlier, None
         if earlier is not None and earlier.is_on(inputs):
-            expected, actual = earlier, TimedRun.of(self.candidate, inputs)
+            expected, actual = earlier, TimedRun.run_timed(self.candidate, inputs)
         elif len(self._nsrs) % 2 == 0:
-            expected = TimedRun.of(self.reference, inputs)
-            actual = TimedRun.of(self.candidate, inputs)
+            expected = TimedRun.run_timed(self.reference, inputs)
+            actual = TimedRun.run_timed(self.candidate, inputs)
         else:
-            actual = TimedRun.of(self.candidate, inputs)
-            expected = TimedRun.of(self.reference, inputs)
+            actual = TimedRun.run_timed(self.candidate, inputs)
+            expected = TimedRun.run_timed(self.reference, inputs)
         if self._is_timed(inputs):
             if not self.seconds[0]:
                 self._first = inputs
@@ -167,7 +169,7 @@ class OutputNoise:
             (self.candidate, candidate, self._alone),
         ):
             if seconds and seconds[0] > _COLD * max([*seconds[1:], *more], default=0.0):
-                seconds[0] = TimedRun.of(model, self._first).seconds
+                seconds[0] = TimedRun.run_timed(model, self._first).seconds
 
     def _count_isolated_runs(self, measurement: Measurement) -> None:
         """Count the runs of the candidate without FP32 if further ones make the verdict clear.
@@ -182,22 +184,22 @@ class OutputNoise:
                 return
             if bound_ratio(len(baseline), len(candidate + isolated)):
                 return  # short runs: rounds cost nothing
-            isolated.append(TimedRun.of(self.candidate, self._first).seconds)
+            isolated.append(TimedRun.run_timed(self.candidate, self._first).seconds)
 
 
-def _mean_fidelity(nsrs: list[list[float]]) -> Fidelity:
-    mean = decibels(float(np.mean([mean_signal_nsr(batch) for batch in nsrs])))
+def _average_batch_fidelity(nsrs: list[list[float]]) -> Fidelity:
+    mean = nsr_to_decibels(float(np.mean([mean_signal_nsr(batch) for batch in nsrs])))
     if len({len(batch) for batch in nsrs}) > 1:
         return Fidelity(mean)
     outputs = zip(*nsrs, strict=True)
-    return Fidelity(mean, tuple(decibels(mean_signal_nsr(output)) for output in outputs))
+    return Fidelity(mean, tuple(nsr_to_decibels(mean_signal_nsr(output)) for output in outputs))
 
 
 def output_sqnr_db(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
-    """Return the SQNR of a candidate's outputs over all batches; see `OutputNoise.fidelity`."""
-    fidelity = OutputNoise(reference, candidate).fidelity(batches)
+    """Return the SQNR of a candidate's outputs; see `OutputNoise.measure_fidelity`."""
+    fidelity = OutputNoise(reference, candidate).measure_fidelity(batches)
     return None if fidelity is None else fidelity.sqnr_db
 
 
@@ -219,10 +221,12 @@ def compared_with_fp32(
     models, measurement = (job.model, converted), job.measurement
     timed = measurement if measurement.streams is None and measurement.workload is None else None
     noise = OutputNoise(*models, timed, earlier, cached)
-    with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
+    with log.time_phase("compare", "Comparing with FP32"), measurement.limit_threads(models):
         for model in models:
             model.prepare()
-        fidelity = noise.fidelity(job.model.undamaged(job.calibration.inputs(log.step)))
+        fidelity = noise.measure_fidelity(
+            job.model.drop_damaged_samples(job.calibration.iterate_inputs(log.report_step))
+        )
     return fidelity, noise.seconds if noise.seconds[0] else ()
 
 
@@ -231,9 +235,9 @@ def warn_of_noise(fidelity: Fidelity, log: RunLog) -> None:
     levels = fidelity.output_sqnrs_db
     lowest = min(levels, default=fidelity.sqnr_db)
     remedy = "set a metric and evaluation data to limit the loss of accuracy"
-    if lowest <= decibels(MAX_NSR):
+    if lowest <= nsr_to_decibels(MAX_NSR):
         which = f"output {levels.index(lowest) + 1} of {len(levels)}" if levels else "an output"
-        log.warn(
+        log.add_warning(
             f"{which} has another shape than in FP32, or NaN or Inf elsewhere, on calibration "
             f"samples; {remedy}"
         )
@@ -247,4 +251,4 @@ def warn_of_noise(fidelity: Fidelity, log: RunLog) -> None:
         )
     else:
         return
-    log.warn(f"{subject} on calibration samples, below {MIN_SQNR_DB:g} dB; {remedy}")
+    log.add_warning(f"{subject} on calibration samples, below {MIN_SQNR_DB:g} dB; {remedy}")

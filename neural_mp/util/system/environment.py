@@ -8,14 +8,14 @@ from functools import cache
 from importlib import metadata
 
 
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
+def read_package_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return package → version, for installed packages."""
-    versions = {package: _installed_version(package) for package in packages}
+    versions = {package: _read_installed_version(package) for package in packages}
     return {package: version for package, version in versions.items() if version is not None}
 
 
 @cache
-def _installed_version(package: str) -> str | None:
+def _read_installed_version(package: str) -> str | None:
     # Python parses the package's whole description, in milliseconds.
     try:
         return metadata.version(package)
@@ -44,7 +44,7 @@ _NUMERIC = (
 _hidden: dict[str, str | None] = {}
 
 
-def users_environment() -> dict[str, str]:
+def restore_users_environment() -> dict[str, str]:
     """Return all variables, with those overridden by `override_variables` restored."""
     variables = {key: value for key, value in os.environ.items() if key not in _hidden}
     return {**variables, **{key: value for key, value in _hidden.items() if value is not None}}
@@ -68,13 +68,13 @@ def restore_variables(prefix: str) -> None:
             os.environ[key] = value
 
 
-def numeric_variables() -> dict[str, str]:
+def list_numeric_variables() -> dict[str, str]:
     """Return the user's variables that affect numerics, sorted by name."""
-    variables = users_environment()
+    variables = restore_users_environment()
     return {name: variables[name] for name in sorted(variables) if name.startswith(_NUMERIC)}
 
 
-def omp_threads() -> int | None:
+def read_omp_threads() -> int | None:
     """Return the threads of `OMP_NUM_THREADS`, of its outer level; None if not set."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else None

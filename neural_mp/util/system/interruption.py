@@ -33,7 +33,7 @@ class TimeLimitError(BaseException):
 
 
 @contextmanager
-def interrupted_after(seconds: float, within: str) -> Iterator[None]:
+def interrupt_after_seconds(seconds: float, within: str) -> Iterator[None]:
     """Interrupt the code of this context after some CPU seconds of its thread.
 
     The code is interrupted only within a package of pure functions, and not while a module is
@@ -50,20 +50,20 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
     thread, ended = threading.get_ident(), threading.Event()
     # The CPU clock of the thread; None on systems without.
     clock = time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else None
-    begun = _clock_seconds(clock)
+    begun = _read_clock_seconds(clock)
     imports = _count_imports(sys._getframe())
 
-    def watch() -> None:
+    def watch_clock() -> None:
         due = begun + seconds
         while not ended.wait(_POLL_SECONDS):
-            if _clock_seconds(clock) < due:
+            if _read_clock_seconds(clock) < due:
                 continue
             if not _is_within(sys._current_frames().get(thread), within, imports):
                 continue
             _set_exception(thread, limit)
-            due = _clock_seconds(clock) + _REPEAT_SECONDS
+            due = _read_clock_seconds(clock) + _REPEAT_SECONDS
 
-    watcher = threading.Thread(target=watch, name="neural_mp time limit", daemon=True)
+    watcher = threading.Thread(target=watch_clock, name="neural_mp time limit", daemon=True)
     watcher.start()
     try:
         yield
@@ -72,7 +72,7 @@ def interrupted_after(seconds: float, within: str) -> Iterator[None]:
         watcher.join()
 
 
-def _clock_seconds(clock: int | None) -> float:
+def _read_clock_seconds(clock: int | None) -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
@@ -103,14 +103,14 @@ class TimeLimit:
     end: float = math.inf
     ended_work: bool = False
 
-    def ends(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether work must end now."""
         passed = time.monotonic() >= self.end
         self.ended_work = self.ended_work or passed
         return passed
 
     @contextmanager
-    def until(self, end: float) -> Iterator[None]:
+    def override_end(self, end: float) -> Iterator[None]:
         """Context with another end."""
         previous, self.end = self.end, end
         try:

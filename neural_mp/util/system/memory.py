@@ -45,13 +45,13 @@ class _FreedMemory:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def after(self, size: int) -> None:
+    def note_freed_bytes(self, size: int) -> None:
         """Note arrays of `size` bytes; return memory once in a while."""
         self._bytes += size
         if self._bytes >= _TRIMMED_BYTES:
-            self.now()
+            self.return_memory()
 
-    def now(self) -> None:
+    def return_memory(self) -> None:
         """Return memory to the system."""
         self._bytes = 0
         trim = _find_malloc_trim()
@@ -87,7 +87,7 @@ class MemoryGuard:
         self._free, self._held = free_memory(), _resident_memory_bytes()
         self._checked = time.monotonic()
 
-    def check(self, batches: int) -> None:
+    def check_memory(self, batches: int) -> None:
         """Check the memory if a check is due, after a number of batches.
 
         Raises:
@@ -115,7 +115,7 @@ def _resident_memory_bytes() -> int:
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Collect no garbage in this context: imports and graphs leave little, but trigger much.
 
     After an import, all objects count as old. Otherwise, a full collection would soon search what

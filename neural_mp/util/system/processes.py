@@ -27,12 +27,12 @@ _SAFE_PATH_WORKS = hasattr(sys.flags, "safe_path")
 _USERS_VALUE = "NEURAL_MP_PYTHONSAFEPATH"
 
 
-def python_command(module: str, *arguments: str) -> list[str]:
+def make_python_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this package like `python -m`."""
     return [sys.executable, "-c", _START, module, *arguments]
 
 
-def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
+def make_worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for loky workers, which then call `restore_environment`.
 
     Raises:
@@ -110,11 +110,13 @@ class ProcessIdentity(JsonFields):
     started: float
 
     @classmethod
-    def current(cls) -> ProcessIdentity:
+    def of_this_process(cls) -> ProcessIdentity:
         """Return the current process."""
         import psutil
 
-        return cls(platform.node(), _pid_namespace(), os.getpid(), psutil.Process().create_time())
+        return cls(
+            platform.node(), _read_pid_namespace(), os.getpid(), psutil.Process().create_time()
+        )
 
     @property
     def is_this_one(self) -> bool:
@@ -126,7 +128,7 @@ class ProcessIdentity(JsonFields):
         """Whether the process is running; None if not visible from here."""
         import psutil
 
-        if self.namespace != _pid_namespace():
+        if self.namespace != _read_pid_namespace():
             return None
         try:
             process = psutil.Process(self.pid)
@@ -142,7 +144,7 @@ class ProcessIdentity(JsonFields):
         return f"process {self.pid} on {self.host}"
 
 
-def _pid_namespace() -> str:
+def _read_pid_namespace() -> str:
     try:
         return f"{_BOOT.read_text().strip()} {_PID_NAMESPACE.readlink()}"
     except OSError:  # not Linux

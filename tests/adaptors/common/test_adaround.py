@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.weights.adaround import LayerError, WeightGrid, reconstructed_layer
+from neural_mp.adaptors.common.weights.adaround import (
+    LayerError,
+    WeightGrid,
+    reconstruct_layer_weight,
+)
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.util.system.interruption import TimeLimit
 
@@ -43,10 +47,10 @@ def layer():
 def test_every_weight_is_rounded_up_or_down(layer, limit, per_channel):
     rows, weight = layer
     grid = WeightGrid(limit, per_channel)
-    result = reconstructed_layer(
+    result = reconstruct_layer_weight(
         weight, grid, error_of(rows, weight), OPTIONS, rounding=True, scales=False
     )
-    np.testing.assert_array_equal(result.scales, grid.full(weight))
+    np.testing.assert_array_equal(result.scales, grid.full_range_scales(weight))
     position = weight / result.scales
     assert np.all(np.abs(result.codes - position) < 1)
     assert np.abs(result.codes).max() == limit
@@ -57,7 +61,7 @@ class Steps(TimeLimit):
 
     left = 0
 
-    def ends(self) -> bool:
+    def is_reached(self) -> bool:
         self.left -= 1
         return self.left < 0
 
@@ -70,10 +74,10 @@ def test_a_time_limit_ends_learning_at_a_step_and_the_best_so_far_counts(layer):
         limit = Steps()
         limit.left = steps
         options = LearnOptions(limit=limit)
-        result = reconstructed_layer(weight, grid, error, options, rounding=True, scales=False)
-        return float(errors(rows, weight, result.floats()).sum())
+        result = reconstruct_layer_weight(weight, grid, error, options, rounding=True, scales=False)
+        return float(errors(rows, weight, result.to_floats()).sum())
 
-    nearest = grid.nearest(weight, grid.full(weight)).floats()
+    nearest = grid.round_to_nearest(weight, grid.full_range_scales(weight)).to_floats()
     at_once, late = lost(0), lost(10**6)
     assert late < at_once <= float(errors(rows, weight, nearest).sum())
 
@@ -82,13 +86,13 @@ def test_a_time_limit_ends_learning_at_a_step_and_the_best_so_far_counts(layer):
 def test_the_error_is_smaller_than_that_of_rounding_to_nearest_with_a_corrected_bias(layer, limit):
     rows, weight = layer
     grid = WeightGrid(limit)
-    nearest = grid.nearest(weight, grid.full(weight)).floats()
+    nearest = grid.round_to_nearest(weight, grid.full_range_scales(weight)).to_floats()
     shift = (rows @ (nearest - weight).swapaxes(1, 2)).mean(axis=1, keepdims=True)
     corrected = ((rows @ (nearest - weight).swapaxes(1, 2) - shift) ** 2).mean(axis=1)
-    result = reconstructed_layer(
+    result = reconstruct_layer_weight(
         weight, grid, error_of(rows, weight), OPTIONS, rounding=True, scales=False
     )
-    learned = errors(rows, weight, result.floats())
+    learned = errors(rows, weight, result.to_floats())
     assert np.all(learned <= errors(rows, weight, nearest) * (1 + 1e-3))
     assert learned.mean() < 0.85 * corrected.mean()
 
@@ -98,11 +102,14 @@ def test_most_of_what_the_best_of_all_roundings_gains_is_gained():
     weight = rng.normal(size=(GROUPS, OUTPUTS, 8)).astype(np.float32)
     rows, grid = inputs_of(rng, 8), WeightGrid(7)
     error = error_of(rows, weight)
-    result = reconstructed_layer(weight, grid, error, OPTIONS, rounding=True, scales=False)
+    result = reconstruct_layer_weight(weight, grid, error, OPTIONS, rounding=True, scales=False)
     low = np.floor(weight / result.scales)
-    every = [error.of(np.minimum(low + up, 7) * result.scales) for up in product((0, 1), repeat=8)]
-    nearest = error.of(grid.nearest(weight, result.scales).floats())
-    best, learned = np.min(every, axis=0), error.of(result.floats())
+    every = [
+        error.evaluate_weight(np.minimum(low + up, 7) * result.scales)
+        for up in product((0, 1), repeat=8)
+    ]
+    nearest = error.evaluate_weight(grid.round_to_nearest(weight, result.scales).to_floats())
+    best, learned = np.min(every, axis=0), error.evaluate_weight(result.to_floats())
     assert (nearest - learned).mean() > 0.75 * (nearest - best).mean()
 
 
@@ -114,11 +121,11 @@ def test_a_learned_scale_gives_up_an_outlier_that_hardly_counts(layer, rounding)
     weight[..., 0] *= 100
     grid, error = WeightGrid(63), error_of(rows, weight)
     plain, scaled = (
-        reconstructed_layer(weight, grid, error, OPTIONS, rounding=rounding, scales=scales)
+        reconstruct_layer_weight(weight, grid, error, OPTIONS, rounding=rounding, scales=scales)
         for scales in (False, True)
     )
     assert np.median(scaled.scales / plain.scales) < 0.2
-    gained = errors(rows, weight, scaled.floats()) / errors(rows, weight, plain.floats())
+    gained = errors(rows, weight, scaled.to_floats()) / errors(rows, weight, plain.to_floats())
     assert gained.max() <= 1
     assert gained.mean() < 0.2
 
@@ -128,20 +135,22 @@ def test_a_learned_scale_gives_up_an_outlier_that_hardly_counts(layer, rounding)
 def test_a_kernel_finds_the_same_codes_in_the_learned_weight(layer, scales, per_channel):
     rows, weight = layer
     grid = WeightGrid(63, per_channel)
-    result = reconstructed_layer(
+    result = reconstruct_layer_weight(
         weight, grid, error_of(rows, weight), OPTIONS, rounding=True, scales=scales
     )
     axes = (2,) if per_channel else (0, 1, 2)
-    again = weight_scales(result.floats(), axes, grid.limit)
-    np.testing.assert_array_equal(round_to_int8(result.floats(), again, grid.limit), result.codes)
+    again = weight_scales(result.to_floats(), axes, grid.limit)
+    np.testing.assert_array_equal(
+        round_to_int8(result.to_floats(), again, grid.limit), result.codes
+    )
 
 
 def test_learning_is_repeatable_bit_for_bit(layer):
     rows, weight = layer
     weights = [
-        reconstructed_layer(
+        reconstruct_layer_weight(
             weight, WeightGrid(63), error_of(rows, weight), OPTIONS, rounding=True, scales=True
-        ).floats()
+        ).to_floats()
         for _ in range(2)
     ]
     np.testing.assert_array_equal(*weights)

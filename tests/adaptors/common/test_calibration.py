@@ -11,8 +11,8 @@ from scipy.special import rel_entr
 from neural_mp.adaptors.common.calibration import (
     SAMPLE_LIMIT,
     Observer,
-    affine_parameters,
-    summarize,
+    compute_affine_parameters,
+    summarize_observations,
     summarized,
 )
 
@@ -28,14 +28,14 @@ def observed(*batches: np.ndarray) -> Observer:
 
 
 def quantized(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    scale, zero = affine_parameters(low, high)
+    scale, zero = compute_affine_parameters(low, high)
     return (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
 def test_zero_is_always_exact_and_the_range_is_covered(a, b):
     low, high = min(a, b), max(a, b)
-    scale, zero = affine_parameters(low, high)
+    scale, zero = compute_affine_parameters(low, high)
     assert 0 <= zero <= 255
     assert scale > 0
     assert quantized(np.zeros(1), low, high) == 0
@@ -52,21 +52,21 @@ def test_extremes_and_channel_powers_are_those_of_all_batches_together(seed, cou
     together = np.concatenate(batches)
     assert (statistics.low, statistics.high) == (together.min(), together.max())
     np.testing.assert_allclose(statistics._power, np.square(together).mean(0))
-    assert statistics.ranges()["minmax"] == (min(together.min(), 0), max(together.max(), 0))
+    assert statistics.choose_ranges()["minmax"] == (min(together.min(), 0), max(together.max(), 0))
 
 
 def test_memory_is_bounded_whatever_the_number_of_batches():
     random = np.random.default_rng(0)
     statistics = observed(*(random.normal(size=(512, 8)) for _ in range(200)))
-    assert len(statistics._sample) <= SAMPLE_LIMIT + 4096
-    assert abs(statistics._sample.std() - 1) < 0.05
+    assert len(statistics._sampled_values) <= SAMPLE_LIMIT + 4096
+    assert abs(statistics._sampled_values.std() - 1) < 0.05
 
 
 def test_clipping_beats_the_full_range_where_one_value_is_far_out():
     random = np.random.default_rng(0)
     values = random.normal(size=(28000, 1))
     values[0] = 100.0
-    ranges = observed(*np.split(values, 7)).ranges()
+    ranges = observed(*np.split(values, 7)).choose_ranges()
     errors = {
         name: np.square(quantized(values[1:], *bounds) - values[1:]).mean()
         for name, bounds in ranges.items()
@@ -80,14 +80,14 @@ def test_clipping_beats_the_full_range_where_one_value_is_far_out():
 
 def test_well_behaved_values_are_hardly_clipped():
     values = np.random.default_rng(0).uniform(0, 1, size=(4000, 1))
-    for name, (low, high) in observed(values).ranges().items():
+    for name, (low, high) in observed(values).choose_ranges().items():
         assert low == 0, name
         assert high > 0.9, name
 
 
 def test_many_exact_zeros_do_not_mislead_kl():
     values = np.maximum(np.random.default_rng(0).normal(size=(4000, 1)), 0)
-    low, high = observed(values).ranges()["kl"]
+    low, high = observed(values).choose_ranges()["kl"]
     assert low == 0
     assert high > 0.5 * values.max()
 
@@ -101,7 +101,7 @@ def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribut
         size=(4096, 1)
     )  # of so many, all are looked at
     statistics = observed(values)
-    low, high = statistics.ranges()["minmax"]
+    low, high = statistics.choose_ranges()["minmax"]
     counts, edges = np.histogram(values[values != 0], bins=2048, range=(low, high))
     bins = np.repeat((edges[:-1] + edges[1:]) / 2, counts)
 
@@ -120,7 +120,7 @@ def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribut
         filled_up = np.maximum(coarse, 1e-12 * coarse.sum())
         return float(rel_entr(reference / reference.sum(), filled_up / filled_up.sum()).sum())
 
-    chosen = statistics.ranges()["kl"]
+    chosen = statistics.choose_ranges()["kl"]
     share = max(-chosen[0], chosen[1]) / max(-low, high)
     least = min(divergence(tried) for tried in np.linspace(1.0, 0.05, 96))
     assert divergence(share + 1e-9) == pytest.approx(least, rel=1e-6)
@@ -156,7 +156,7 @@ def test_the_noise_score_is_the_noise_that_quantizing_makes():
 def test_a_tensor_of_zeros_has_a_range_and_no_noise():
     statistics = observed(np.zeros((10, 2)))
     assert statistics.noise == 0
-    assert set(statistics.ranges().values()) == {(0.0, 0.0)}
+    assert set(statistics.choose_ranges().values()) == {(0.0, 0.0)}
 
 
 def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
@@ -166,7 +166,7 @@ def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
     for index in range(40):
         values = random.normal(size=(256, 8)) * np.array([1.0 + 10 * index, *[1.0] * 7])
         statistics[f"t{index:02}"] = observed(values)
-    observations = summarize(statistics, 256)
+    observations = summarize_observations(statistics, 256)
     noisiest = sorted(observations.nsr, key=observations.nsr.__getitem__)[-32:]
     assert set(observations.channels) == set(noisiest)
     assert "t00" not in observations.channels  # nothing drowns there

@@ -9,7 +9,7 @@ from neural_mp.adaptors.common.weights.checkpoint_formats import (
     FORMATS,
     CheckpointFormat,
     IntegerLayer,
-    integer_layers,
+    parse_integer_layers,
     unpack_words,
 )
 from neural_mp.errors import ModelLoadError
@@ -31,13 +31,13 @@ def _layer(bits: int, symmetric: bool, groups: int) -> IntegerLayer:
 def test_layers_survive_writing_and_reading(form, bits, symmetric):
     layer = _layer(bits, symmetric, groups=2)
     tensors, config = FORMATS[form]({"a.fc": layer}, [])
-    layers, used = integer_layers(config, {**tensors, "norm.weight": np.ones(3)})
+    layers, used = parse_integer_layers(config, {**tensors, "norm.weight": np.ones(3)})
     assert used >= tensors.keys()
     assert "norm.weight" not in used
     assert np.array_equal(layers["a.fc"].codes, layer.codes)
     assert np.array_equal(layers["a.fc"].scales, layer.scales)
     assert np.array_equal(layers["a.fc"].zero_points, layer.zero_points)
-    assert np.array_equal(layers["a.fc"].floats(), layer.floats())
+    assert np.array_equal(layers["a.fc"].to_floats(), layer.to_floats())
 
 
 def test_words_hold_the_first_code_in_the_lowest_bits():
@@ -55,4 +55,4 @@ def test_every_missing_or_cut_tensor_is_an_error_of_the_layer(form):
             if name.endswith(("zero_point", "g_idx")) and damaged is remaining:
                 continue  # optional
             with pytest.raises(ModelLoadError):
-                integer_layers(config, damaged)
+                parse_integer_layers(config, damaged)

@@ -12,7 +12,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     pack_words,
     unpack_codes,
 )
-from neural_mp.adaptors.pytorch.graph.qdq_ops import codes_of
+from neural_mp.adaptors.pytorch.graph.qdq_ops import unpack_stored_codes
 
 GENERATOR = np.random.default_rng(0)
 UPPER, LOWER = BitOrder
@@ -54,7 +54,7 @@ def test_packed_codes_are_unpacked_in_both_orders(bits, order):
 def test_codes_packed_for_pytorch_are_read_back(bits):
     codes = GENERATOR.integers(2**bits, size=(3, 16)).astype(np.uint8)
     stored = pack_codes(codes, bits, UPPER)
-    assert (codes_of(torch.from_numpy(stored), bits).numpy() == codes).all()
+    assert (unpack_stored_codes(torch.from_numpy(stored), bits).numpy() == codes).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])

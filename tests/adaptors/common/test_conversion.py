@@ -16,7 +16,7 @@ def test_the_runs_of_an_op_are_those_after_the_warm_up():
             return {"conv": self.runs, "folded": [0.0]}
 
     timed = Timed()
-    times = LoadedModel(timed, None).profile(None)
+    times = LoadedModel(timed, None).profile_ops(None)
     assert times["folded"] == (0.0,)
     assert 0 < len(times["conv"]) < len(timed.runs)
     assert times["conv"] == tuple(timed.runs[-len(times["conv"]) :])
@@ -37,7 +37,7 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
     monkeypatch, net, digits, accuracy
 ):
     followed, checked = [], []
-    follow, check = resolution.propagate_quantization, resolution.Resolver._checked
+    follow, check = resolution.propagate_quantization, resolution.Resolver._expand_plan
 
     def following(graph, chosen, internal=frozenset()):
         followed.append(dict(chosen))
@@ -49,8 +49,8 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
 
     monkeypatch.setattr(resolution, "propagate_quantization", following)
     monkeypatch.setattr(quantization_flow, "propagate_quantization", None)
-    monkeypatch.setattr(resolution.Resolver, "_checked", checking)
-    monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Once())
+    monkeypatch.setattr(resolution.Resolver, "_expand_plan", checking)
+    monkeypatch.setattr("neural_mp.api.config_objects.create_strategy_named", lambda name: Once())
     converter = MixedPrecision()
     converter.model, converter.precisions, converter.metric = net, "int8", accuracy
     converter.objective = "modelsize"

@@ -11,7 +11,7 @@ from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     LayerParams,
     LayerRescale,
     find_scaling_groups,
-    rounded_weight,
+    round_int8_weight,
 )
 from neural_mp.core.graph import Op, OpGraph
 
@@ -71,7 +71,7 @@ class TestChange(SharedCases):
     def test_every_weight_is_multiplied_by_its_output_and_its_input(self, layer):
         drawn = np.random.default_rng(1)
         outputs, inputs = (drawn.uniform(0.1, 9, count) for count in self.channels(layer))
-        changed = LayerRescale(outputs=outputs, inputs=inputs).weight(layer)
+        changed = LayerRescale(outputs=outputs, inputs=inputs).rescale_weight(layer)
         expected = np.array(layer.weight())
         for index, output, in_channel in self.places(layer):
             expected[index] *= outputs[output] * inputs[in_channel]
@@ -85,17 +85,19 @@ class TestChange(SharedCases):
             outputs[output] = max(outputs[output], weight[index])
         for index, output, in_channel in entries:  # as shares: every output has steps of its own
             inputs[in_channel] = max(inputs[in_channel], weight[index] / outputs[output])
-        np.testing.assert_allclose(layer.output_limits(), outputs, rtol=1e-6)
-        np.testing.assert_allclose(layer.input_limits(), inputs, rtol=1e-6)
+        np.testing.assert_allclose(layer.max_output_weights(), outputs, rtol=1e-6)
+        np.testing.assert_allclose(layer.max_input_weights(), inputs, rtol=1e-6)
 
     def test_how_large_an_output_is_says_nothing_about_what_is_read(self, layer):
         scales = np.random.default_rng(1).uniform(0.001, 1000, self.channels(layer)[0])
-        scaled = LayerRescale(outputs=scales).weight(layer)
+        scaled = LayerRescale(outputs=scales).rescale_weight(layer)
         changed = replace(layer, weight=lambda: scaled)
-        np.testing.assert_allclose(changed.input_limits(), layer.input_limits(), rtol=1e-5)
+        np.testing.assert_allclose(
+            changed.max_input_weights(), layer.max_input_weights(), rtol=1e-5
+        )
 
     def test_a_matrix_has_every_weight_once_by_group_output_and_input(self, layer):
-        matrix = layer.matrix()
+        matrix = layer.as_matrix()
         outputs, inputs = self.channels(layer)
         groups = layer.groups
         assert matrix.shape[:3] == (groups, outputs // groups, inputs // groups)
@@ -108,24 +110,26 @@ class TestChange(SharedCases):
             np.testing.assert_array_equal(np.sort(row), np.sort(values))
 
     def test_nothing_asked_changes_nothing(self, layer):
-        np.testing.assert_array_equal(LayerRescale().weight(layer), layer.weight())
+        np.testing.assert_array_equal(LayerRescale().rescale_weight(layer), layer.weight())
 
 
 def test_a_bias_is_multiplied_and_then_shifted():
     bias = np.array([1.0, 2, 3], np.float32)
     change = LayerRescale(outputs=np.array([2.0, 4, 8]), shift=np.array([0.5, 0, -1]))
-    np.testing.assert_array_equal(change.bias(bias, 3), [2.5, 8, 23])
-    assert change.bias(bias, 3).dtype == np.float32
+    np.testing.assert_array_equal(change.rescale_bias(bias, 3), [2.5, 8, 23])
+    assert change.rescale_bias(bias, 3).dtype == np.float32
 
 
 def test_in_the_place_of_no_bias_there_is_the_shift():
-    np.testing.assert_array_equal(LayerRescale(shift=np.array([1.0, 2])).bias(None, 2), [1, 2])
+    np.testing.assert_array_equal(
+        LayerRescale(shift=np.array([1.0, 2])).rescale_bias(None, 2), [1, 2]
+    )
 
 
 def test_a_normalization_has_one_weight_a_channel():
     norm = LayerParams("norm", lambda: np.array([3.0, -4, 0], np.float32))
-    np.testing.assert_array_equal(norm.output_limits(), [3, 4, 0])
-    scaled = LayerRescale(outputs=np.array([2.0, 0.5, 7])).weight(norm)
+    np.testing.assert_array_equal(norm.max_output_weights(), [3, 4, 0])
+    scaled = LayerRescale(outputs=np.array([2.0, 0.5, 7])).rescale_weight(norm)
     np.testing.assert_array_equal(scaled, [6, -2, 0])
 
 
@@ -133,7 +137,7 @@ def test_a_normalization_has_one_weight_a_channel():
 def test_a_rounded_weight_has_steps_of_its_own_for_every_output(limit):
     matrix = np.random.default_rng(0).standard_normal((2, 3, 5, 4))
     matrix[0, 1], matrix[1, 2] = 0, 1e-3 * matrix[1, 2]
-    rounded = rounded_weight(matrix, limit)
+    rounded = round_int8_weight(matrix, limit)
     for group, row in np.ndindex(2, 3):
         values = matrix[group, row]
         step = float(np.float32(np.abs(values).max() / limit)) or 1.0

@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 from torch import nn
 
 from neural_mp.adaptors.common.sensitivity import fisher
-from neural_mp.adaptors.common.sensitivity.fisher import draw_direction, weight_noise
+from neural_mp.adaptors.common.sensitivity.fisher import draw_direction, measure_weight_noise
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.quant_spec import QuantSpec
@@ -46,12 +46,12 @@ def scored():
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
     space = adaptor.space(model, MACHINE).without_data()
-    return net, data, weight_noise(adaptor, model, data.split(12), space)
+    return net, data, measure_weight_noise(adaptor, model, data.split(12), space)
 
 
 def _rounded(weight: np.ndarray, spec: QuantSpec) -> np.ndarray:
     if spec.group_size is not None:
-        return Quantizer(spec).nearest(weight).floats()
+        return Quantizer(spec).round_to_nearest(weight).to_floats()
     scales = np.abs(weight).max(axis=1, keepdims=True) / 127
     return np.rint(weight / scales) * scales
 
@@ -96,7 +96,7 @@ def test_scores_do_not_depend_on_the_memory_for_rounding_errors(scored, monkeypa
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
     space = adaptor.space(model, MACHINE).without_data()
-    again = weight_noise(adaptor, model, data.split(12), space)
+    again = measure_weight_noise(adaptor, model, data.split(12), space)
     assert again == {op: pytest.approx(forms) for op, forms in scores.items()}
 
 
@@ -115,7 +115,7 @@ def test_other_outputs_are_scored_by_the_noise_they_receive():
     net, data = nn.Sequential(layer).eval(), torch.randn(48, 64)
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
-    ((_, forms),) = weight_noise(
+    ((_, forms),) = measure_weight_noise(
         adaptor, model, data.split(16), adaptor.space(model, MACHINE).without_data()
     ).items()
     text = "uint4 asymmetric per_group 64 minmax"
@@ -130,4 +130,4 @@ def test_a_framework_without_gradients_is_named():
     space = adaptor.space(model, MACHINE)
     adaptor.gradients = None
     with pytest.raises(ConversionError, match="gradients of weights"):
-        weight_noise(adaptor, model, [], space)
+        measure_weight_noise(adaptor, model, [], space)

@@ -9,7 +9,7 @@ from neural_mp.adaptors.common.kernels.fusion import (
     FusionRules,
     Step,
     find_fusion_groups,
-    fused_into,
+    map_fused_ops,
 )
 
 
@@ -23,18 +23,18 @@ class Chain(FusionRules[str, str]):
         readers = [op for op, inputs in self.reads.items() if group.tail in inputs]
         return readers[0] if len(readers) == 1 and readers[0].startswith(start) else None
 
-    def bias(self, group):
+    def match_bias(self, group):
         op = self._reader(group, "bias")
         return Step(BIAS, (op,), "constant") if op else None
 
-    def residual_sum(self, group):
+    def match_residual_sum(self, group):
         op = self._reader(group, "sum")
         if op is None:
             return None
         (operand,) = {*self.reads[op]} - {group.tail}
         return Step(SUM, (op,), operand)
 
-    def activation(self, group):
+    def match_activation(self, group):
         op = self._reader(group, "relu")
         return Step("relu", (op,)) if op else None
 
@@ -56,12 +56,12 @@ MEETING = {
 def test_the_later_of_two_layers_takes_the_sum(order, first, last):
     groups = find_fusion_groups(order, Chain(MEETING))
     assert tuple(groups) == order
-    assert groups[order[0]].members == (f"bias{first}",)
+    assert groups[order[0]].fused_ops == (f"bias{first}",)
     taking = groups[order[1]]
-    assert taking.members == (f"bias{last}", "sum", "relu")
+    assert taking.fused_ops == (f"bias{last}", "sum", "relu")
     assert taking.residual_sum is not None
     assert taking.residual_sum.operand == f"bias{first}"
-    assert fused_into(groups.values()) == {
+    assert map_fused_ops(groups.values()) == {
         f"bias{first}": order[0],
         **dict.fromkeys((f"bias{last}", "sum", "relu"), order[1]),
     }
@@ -76,7 +76,7 @@ def test_a_layer_alone_has_an_empty_group():
 
 def test_nothing_is_fused_behind_an_op_that_is_not_fused():
     (_, group) = find_fusion_groups(("one", "two"), Chain(MEETING)).values()
-    assert group.reduced(lambda op: op != "sum").members == ("bias2",)
-    assert group.reduced(lambda op: op != "bias2") == FusionGroup("two")
-    assert group.reduced(lambda op: True) == group
-    assert group.reduced(lambda op: op != "relu").tail == "sum"
+    assert group.fused_prefix(lambda op: op != "sum").fused_ops == ("bias2",)
+    assert group.fused_prefix(lambda op: op != "bias2") == FusionGroup("two")
+    assert group.fused_prefix(lambda op: True) == group
+    assert group.fused_prefix(lambda op: op != "relu").tail == "sum"

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_mp.adaptors.onnxrt.files import storage as onnx_storage
 from neural_mp.adaptors.openvino.files import storage as openvino_storage
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.errors import ModelLoadError
 
 DETAILS = {"onnxrt": onnx_storage.DETAILS_FILE, "openvino": openvino_storage.DETAILS_FILE}
@@ -35,7 +35,7 @@ def convolution(tmp_path) -> str:
 @pytest.fixture(params=list(DETAILS))
 def stored(request, convolution, tmp_path):
     """Adaptor, model and the folder that the model was saved to."""
-    adaptor = adaptor_named(request.param)
+    adaptor = get_adaptor_named(request.param)
     example = np.zeros((2, 3, 9, 7), np.float32)
     model = adaptor.load(convolution, example=example)
     folder = tmp_path / "saved"

@@ -8,7 +8,7 @@ from machine import DENSE, weight_limit_here
 from onnx_nets import graph, op
 from torch import nn
 
-from neural_mp.adaptors.common.sensitivity.hessian import DIRECTIONS, weight_sensitivity
+from neural_mp.adaptors.common.sensitivity.hessian import DIRECTIONS, estimate_weight_sensitivity
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConversionError
 from neural_mp.testing import machine
@@ -67,7 +67,7 @@ def test_the_score_is_the_mean_curvature_times_what_rounding_moves(build):
     model = adaptor.load(build(), example=DATA)
     space = adaptor.space(model, MACHINE)
     batches = np.split(DATA, len(DATA))
-    (score,) = weight_sensitivity(adaptor, model, batches, space).values()
+    (score,) = estimate_weight_sensitivity(adaptor, model, batches, space).values()
     moved = 0.0
     for row in WEIGHT.astype(np.float64):
         step = np.abs(row).max() / weight_limit_here(adaptor.framework, DENSE)
@@ -129,4 +129,4 @@ def test_onnx_has_no_gradients():
     adaptor = adaptor_for(source)
     model = adaptor.load(source)
     with pytest.raises(ConversionError, match="gradients"):
-        weight_sensitivity(adaptor, model, [DATA], adaptor.space(model, MACHINE))
+        estimate_weight_sensitivity(adaptor, model, [DATA], adaptor.space(model, MACHINE))

@@ -5,7 +5,11 @@ import pytest
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.common.signatures.input_spec import InputSpec, in_parts, unused_capture
+from neural_mp.adaptors.common.signatures.input_spec import (
+    InputSpec,
+    in_parts,
+    unused_capture_warning,
+)
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError
@@ -26,41 +30,41 @@ A, B = np.zeros((5, 3), np.float32), np.arange(10, dtype=np.float32).reshape(5, 
     ("inputs", "names"), [("a, b", ("a", "b")), (["a", "b"], ("a", "b")), (None, ()), ([], ())]
 )
 def test_names_are_read_from_a_text_or_a_list(inputs, names):
-    spec = InputSpec.read(inputs, "y", None)
+    spec = InputSpec.from_arguments(inputs, "y", None)
     assert (spec.names, spec.outputs, spec.example) == (names, ("y",), None)
 
 
 def test_inputs_that_are_arrays_are_the_example_before_that_of_the_data():
-    assert InputSpec.read((A, B), None, "of the data").example == (A, B)
-    assert InputSpec.read("a", None, "of the data").example == "of the data"
+    assert InputSpec.from_arguments((A, B), None, "of the data").example == (A, B)
+    assert InputSpec.from_arguments("a", None, "of the data").example == "of the data"
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, None), (["a", A], None), (None, 3)])
 def test_anything_else_is_refused(inputs, outputs):
     with pytest.raises(ConfigurationError, match="must be (a name|names)"):
-        InputSpec.read(inputs, outputs, None)
+        InputSpec.from_arguments(inputs, outputs, None)
 
 
 def test_an_example_is_bound_and_nothing_is_said():
-    feeds, warnings = InputSpec(example=(A, B)).feeds(PAIR)
+    feeds, warnings = InputSpec(example=(A, B)).make_feeds(PAIR)
     assert feeds["b"] is B
     assert warnings == []
     with pytest.raises(DataError):
-        InputSpec(example=(A,)).feeds(PAIR)
+        InputSpec(example=(A,)).make_feeds(PAIR)
 
 
 def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
-    feeds, warnings = InputSpec().feeds(PAIR)
+    feeds, warnings = InputSpec().make_feeds(PAIR)
     assert {name: array.shape for name, array in feeds.items()} == {"a": (1, 3), "b": (1, 1)}
     (warning,) = warnings
     assert "unknown sizes of the input b: float32[?, ?] are assumed to be 1" in warning
     signature = Signature((port("a", None, 3),), ())
-    assert InputSpec().feeds(signature)[1] == []
+    assert InputSpec().make_feeds(signature)[1] == []
 
 
 def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
-    assert unused_capture("ONNX", Capture.WHOLE) == ()
-    (warning,) = unused_capture("ONNX", Capture.MODULES)
+    assert unused_capture_warning("ONNX", Capture.WHOLE) == ()
+    (warning,) = unused_capture_warning("ONNX", Capture.MODULES)
     assert warning == "capture = 'modules' is ignored for ONNX, where every model is one graph"
 
 
@@ -74,12 +78,12 @@ def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
     ],
 )
 def test_a_batch_can_be_parted_where_all_inputs_have_one_length(feeds, samples):
-    assert PAIR.samples(feeds) == samples
+    assert PAIR.count_samples(feeds) == samples
 
 
 def test_a_batch_cannot_be_parted_where_an_axis_is_fixed():
     fixed = Signature(PAIR.inputs, (port("y", 5, 2),))
-    assert fixed.samples({"a": A, "b": B}) == 1
+    assert fixed.count_samples({"a": A, "b": B}) == 1
 
 
 def test_parts_hold_all_samples_in_order():
@@ -147,14 +151,14 @@ HALF = np.float32(0.5)
     [(A, 1), ((A,), 1), ({"a": A}, 1), ((A, HALF), 0.5), ({"keep": HALF, "a": A}, 0.5)],
 )
 def test_an_optional_input_has_its_default_unless_the_batch_holds_it(batch, keep):
-    feeds = OPTIONAL.bind(batch)
+    feeds = OPTIONAL.bind_inputs(batch)
     assert feeds["a"] is A
     assert feeds["keep:0"] == keep
 
 
 def test_required_inputs_are_bound_by_position_wherever_the_optional_ones_stand():
     signature = Signature((*OPTIONAL.inputs[::-1], port("b", None, None)), ())
-    feeds = signature.bind((A, B))
+    feeds = signature.bind_inputs((A, B))
     assert feeds["a"] is A
     assert feeds["b"] is B
     assert feeds["keep:0"] == 1
@@ -163,7 +167,7 @@ def test_required_inputs_are_bound_by_position_wherever_the_optional_ones_stand(
 @pytest.mark.parametrize("batch", [{"keep": HALF}, (A, HALF, B), ()])
 def test_a_missing_input_is_refused_with_the_option_that_names_the_inputs(batch):
     with pytest.raises(DataError, match="inputs=") if batch else pytest.raises(DataError):
-        OPTIONAL.bind(batch)
+        OPTIONAL.bind_inputs(batch)
 
 
 @pytest.mark.parametrize("value", [1.5, -np.inf, np.nan, [[1.0, 2.0]], np.zeros((0, 3))])

@@ -7,7 +7,7 @@ import pytest
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors import registry
-from neural_mp.adaptors.common.optional import SingleFile, Training, needed
+from neural_mp.adaptors.common.optional import SingleFile, Training, require_part
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import Device
@@ -44,9 +44,9 @@ def converter(bare, net, digits, accuracy):
 
 def test_a_part_that_is_offered_is_given():
     part = SingleFile((".mine",), lambda model, path, metadata: None)
-    assert needed(part, "mine", "single file") is part
+    assert require_part(part, "mine", "single file") is part
     with pytest.raises(ConversionError, match=r"adaptor of mine offers no single file"):
-        needed(None, "mine", "single file")
+        require_part(None, "mine", "single file")
 
 
 def test_a_method_that_is_not_overridden_is_not_offered(bare):
@@ -71,7 +71,7 @@ def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
         (result.audit, "trace of executed kernels"),
         (result.compiled, "compiler"),
         (lambda: result.export_onnx(tmp_path / "other.onnx"), "way to ONNX"),
-        (lambda: model.profile(images), "times of single ops"),
+        (lambda: model.profile_ops(images), "times of single ops"),
         (lambda: compare_models(model, model, [images]), "results of single ops"),
     ):
         with pytest.raises(ConversionError, match=f"adaptor of pytorch offers no {feature}"):
@@ -93,7 +93,7 @@ class NetAdaptor(PyTorchAdaptor):
         open_trainable=lambda *given: pytest.fail("no advice was requested"),
         apply_plan=lambda model, plan: (model, plan),
         trace_numerics=lambda model, batch, loss, scale: ModelTrace(
-            ValueStats.of([]), ValueStats(nan=True), [], scale
+            ValueStats.from_values([]), ValueStats(nan=True), [], scale
         ),
         devices=lambda: [Device("nets", "npu", "NPU 0")],
     )

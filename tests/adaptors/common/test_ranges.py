@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from neural_mp.adaptors.common.calibration import Observer, summarize, summarized
-from neural_mp.adaptors.common.ranges import affine_parameters
+from neural_mp.adaptors.common.calibration import Observer, summarize_observations, summarized
+from neural_mp.adaptors.common.ranges import compute_affine_parameters
 from neural_mp.core.observations import Observations
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 
@@ -59,14 +59,14 @@ def test_every_algorithm_chooses_a_finite_range_at_every_magnitude(shape, magnit
     observer = observer_of(values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ranges = observer.ranges()
+        ranges = observer.choose_ranges()
         noises = observer.noise, observer.channel_noise
     full = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     assert ranges["minmax"] == full
     assert set(ranges) == set(RANGE_ALGORITHMS)
     for low, high in ranges.values():
         assert full[0] <= low <= 0 <= high <= full[1]
-        scale, zero = affine_parameters(low, high)
+        scale, zero = compute_affine_parameters(low, high)
         assert 0 < np.float32(scale) < np.inf
         assert 0 <= zero <= 255
     assert all(0 <= noise <= 1 for noise in noises)
@@ -77,8 +77,8 @@ def test_every_algorithm_chooses_a_finite_range_at_every_magnitude(shape, magnit
 def test_ranges_scale_with_the_values(shape, exponent, seed):
     """The reference is the range of the same values near 1; powers of two are exact."""
     values = values_of(shape, 1.0, 1.0, seed)
-    near_one = observer_of(values).ranges()
-    scaled = observer_of(np.ldexp(values, exponent)).ranges()
+    near_one = observer_of(values).choose_ranges()
+    scaled = observer_of(np.ldexp(values, exponent)).choose_ranges()
     for name, (low, high) in near_one.items():
         assert scaled[name] == (float(np.ldexp(low, exponent)), float(np.ldexp(high, exponent)))
 
@@ -90,7 +90,7 @@ def test_nan_and_inf_are_noted_with_the_first_batch_wherever_they_are(batches):
         summary = summarized(np.array([[1.0, 2.0], [value, 0.5]], np.float32))
         assert summary is not None
         observer.update(summary, number)
-    observations = summarize({"relu": observer}, len(batches))
+    observations = summarize_observations({"relu": observer}, len(batches))
     numbers = [number for number, value in enumerate(batches, 1) if not np.isfinite(value)]
     if not numbers:
         assert observations.ranges["relu"]["minmax"] == (0.0, 2.0)

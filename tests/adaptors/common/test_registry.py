@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def collects(monkeypatch):
 
 
 def test_a_framework_is_imported_without_collections_of_garbage(collects):
-    adaptor_named("onnxrt")
+    get_adaptor_named("onnxrt")
     assert not collects[0]
     assert gc.isenabled()
 
@@ -32,7 +32,7 @@ def test_a_framework_is_imported_without_collections_of_garbage(collects):
 def test_who_collects_no_garbage_collects_none_afterwards(collects):
     gc.disable()
     try:
-        adaptor_named("onnxrt")
+        get_adaptor_named("onnxrt")
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -44,7 +44,7 @@ def test_an_import_that_fails_leaves_the_collection_on(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", fails)
     with pytest.raises(ImportError, match="onnxrt"):
-        adaptor_named("onnxrt")
+        get_adaptor_named("onnxrt")
     assert gc.isenabled()
 
 
@@ -74,7 +74,7 @@ def nothing_frozen():
 @pytest.mark.usefixtures("nothing_frozen")
 def test_what_was_imported_counts_as_old(imports_one):
     gc.collect(0)
-    adaptor_named("onnxrt")
+    get_adaptor_named("onnxrt")
     young = gc.get_objects(generation=0)
     assert len(young) < 10_000 < len(imports_one)
     assert not gc.get_freeze_count()
@@ -84,5 +84,5 @@ def test_what_was_imported_counts_as_old(imports_one):
 def test_what_the_program_froze_stays_frozen():
     gc.freeze()
     count = gc.get_freeze_count()
-    adaptor_named("onnxrt")
+    get_adaptor_named("onnxrt")
     assert gc.get_freeze_count() >= count - 100  # some of it was deleted

@@ -160,7 +160,7 @@ def test_layers_that_calibration_does_not_reach_are_rounded_to_nearest(path, bat
     logits = []
     for method in ("rtn", "gptq"):
         plan = space.resolve(_plan(path, f"{SPEC} {method}"))
-        converted = without_batches.converted(plan)
+        converted = without_batches.convert_by_plan(plan)
         logits.append(converted(batches[0]))
     assert np.array_equal(*logits)
     assert "calibration did not reach 'blocks.0.q'" in caplog.text

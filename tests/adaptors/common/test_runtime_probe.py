@@ -7,7 +7,7 @@ import pytest
 from neural_mp.adaptors.common.kernels import runtime_probe
 from neural_mp.adaptors.common.kernels.int8_accumulation import (
     accumulation_of_cases,
-    target_accumulation,
+    accumulation_on_target,
 )
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
@@ -106,17 +106,17 @@ def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_no
 
         return ask
 
-    assert set(target_accumulation(hardware, says(EXACT)).values()) == {EXACT}
-    assert target_accumulation(hardware, says(SATURATING))[KernelKind.DENSE] is SATURATING
-    assert target_accumulation(hardware, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
-    assert target_accumulation(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
+    assert set(accumulation_on_target(hardware, says(EXACT)).values()) == {EXACT}
+    assert accumulation_on_target(hardware, says(SATURATING))[KernelKind.DENSE] is SATURATING
+    assert accumulation_on_target(hardware, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
+    assert accumulation_on_target(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
     limits.clear()
-    portable = target_accumulation(hardware.for_target("portable"), says(EXACT))
+    portable = accumulation_on_target(hardware.for_target("portable"), says(EXACT))
     assert limits == ["AVX2", "AVX512_CORE"]
     assert portable[KernelKind.CONVOLUTION] is SATURATING
     assert portable[KernelKind.DEPTHWISE] is EXACT
     limits.clear()
-    assert set(target_accumulation(hardware.for_target("amx"), says(EXACT)).values()) == {EXACT}
+    assert set(accumulation_on_target(hardware.for_target("amx"), says(EXACT)).values()) == {EXACT}
     assert limits == []
 
 
@@ -139,11 +139,11 @@ def test_cases_in_files_are_tried_once_and_a_deadly_one_has_words_of_its_own(mod
     (tmp_path / "cases_in_files.py").write_text(CASES)
     cases = {"a": b"one", "b": b"deadly", "c": b"three"}
     for _ in range(2):
-        results = runtime_probe.case_results("cases_in_files", "1", cases)
+        results = runtime_probe.probe_case_results("cases_in_files", "1", cases)
         assert results["a"] == "read one"
         assert results["c"] == "read three"
         assert "ends the process" in results["b"]
     runtime_probe._RESULTS.clear()  # as in another process
-    more = runtime_probe.case_results("cases_in_files", "1", {**cases, "d": b"four"})
+    more = runtime_probe.probe_case_results("cases_in_files", "1", {**cases, "d": b"four"})
     assert more == {**results, "d": "read four"}
     assert (tmp_path / "cases.txt").read_text() == "a b c;a b c;d;"

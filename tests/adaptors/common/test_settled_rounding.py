@@ -11,7 +11,7 @@ from neural_mp.adaptors.common.weights.adaround import (
     LayerError,
     WeightGrid,
     compensate_codes,
-    reconstructed_layer,
+    reconstruct_layer_weight,
     settle_codes,
 )
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
@@ -42,7 +42,7 @@ def layer():
 
 
 def choice_of(weight: np.ndarray, error: LayerError, grid: WeightGrid) -> CodeChoice:
-    scales = grid.full(weight)
+    scales = grid.full_range_scales(weight)
     position = np.clip(weight / scales, -grid.limit, grid.limit)
     free = (np.abs(position) < grid.limit).astype(np.float32)
     return CodeChoice(np.floor(position), free, scales, error.products, error.targets)
@@ -65,7 +65,7 @@ def test_no_code_can_change_alone_without_more_error(layer, limit, start):
     choice = choice_of(weight, error, grid)
     codes = compensate_codes(weight, choice)
     if start == "nearest":
-        codes = grid.nearest(weight, choice.scales).codes
+        codes = grid.round_to_nearest(weight, choice.scales).codes
     result = settle_codes(codes, choice)
     least = exactly(error, result * choice.scales)
     assert np.all(least <= exactly(error, codes * choice.scales) + TOLERANCE)
@@ -91,14 +91,18 @@ def test_a_wide_layer_has_nearly_the_error_that_descent_would_reach(layer, limit
     grid = WeightGrid(limit)
 
     def learned() -> float:
-        result = reconstructed_layer(
+        result = reconstruct_layer_weight(
             weight, grid, error, LearnOptions(), rounding=True, scales=False
         )
-        return float(error.of(result.floats()).sum())
+        return float(error.evaluate_weight(result.to_floats()).sum())
 
     descended = learned()
     monkeypatch.setattr(adaround, "_WIDE", 0.0)
-    nearest = float(error.of(grid.nearest(weight, grid.full(weight)).floats()).sum())
+    nearest = float(
+        error.evaluate_weight(
+            grid.round_to_nearest(weight, grid.full_range_scales(weight)).to_floats()
+        ).sum()
+    )
     assert learned() < 0.1 * nearest + 0.9 * descended
 
 
@@ -106,16 +110,16 @@ def test_inputs_that_hardly_vary_have_the_moments_of_their_differences():
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(1, 4, 60)).astype(np.float32)
     rows = (1000 + rng.normal(size=(1, 400, 60))).astype(np.float32)
-    sums = MomentsOfRows.of(weight)
+    sums = MomentsOfRows.zeros_like(weight)
     for part in np.array_split(rows, 4, axis=1):
-        sums.add(weight, part, part)
-    error = sums.error(centered=True)
+        sums.add_rows(weight, part, part)
+    error = sums.compute_error(centered=True)
     expected = np.cov(rows[0].astype(np.float64), rowvar=False, bias=True)
     np.testing.assert_allclose(error.products[0], expected, atol=1e-3)
     assert np.linalg.eigvalsh(error.products[0]).min() > 0
-    whole = sums.error(centered=False)
+    whole = sums.compute_error(centered=False)
     np.testing.assert_allclose(whole.products[0], rows[0].T @ rows[0] / 400, rtol=1e-5)
-    assert sums.lost_mean(weight) == pytest.approx(0, abs=0.1)
+    assert sums.compute_lost_mean(weight) == pytest.approx(0, abs=0.1)
 
 
 def test_products_without_an_inverse_are_rounded_to_nearest_first(layer):

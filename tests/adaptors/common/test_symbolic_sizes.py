@@ -11,16 +11,16 @@ from symbolic_values import value_of
 
 from neural_mp.adaptors.common.symbolic_sizes import (
     Expression,
-    as_size,
-    broadcast,
+    broadcast_size,
     ceil_div,
     is_nonnegative,
+    mark_as_size,
     maximum,
     minimum,
-    unknown,
+    unknown_size,
 )
 
-N, M = unknown("n"), unknown("m")
+N, M = unknown_size("n"), unknown_size("m")
 #: Operator → the same for integers.
 _OPERATORS = {
     operator.add: operator.add,
@@ -85,23 +85,23 @@ def test_sizes_that_differ_for_some_values_are_not_equal():
 
 
 def test_axes_combined_elementwise():
-    assert broadcast(N, N) == N
-    assert broadcast(1, N) == broadcast(N, 1) == N
-    assert broadcast(8, N) == 8
-    assert broadcast(broadcast(N, M), M) == broadcast(M, N) != N
+    assert broadcast_size(N, N) == N
+    assert broadcast_size(1, N) == broadcast_size(N, 1) == N
+    assert broadcast_size(8, N) == 8
+    assert broadcast_size(broadcast_size(N, M), M) == broadcast_size(M, N) != N
     with pytest.raises(ValueError, match="got 3 and 4"):
-        broadcast(3, 4)
+        broadcast_size(3, 4)
 
 
 def test_the_size_of_an_axis_is_not_negative():
     assert not is_nonnegative(N - 2)
-    assert is_nonnegative(as_size(N - 2))
-    assert is_nonnegative(as_size(N - 2) * M)
+    assert is_nonnegative(mark_as_size(N - 2))
+    assert is_nonnegative(mark_as_size(N - 2) * M)
 
 
 def test_expressions_of_any_graph_stay_small():
     size = N
     for index in range(200):
-        size = size * (size + unknown(f"x{index}"))
+        size = size * (size + unknown_size(f"x{index}"))
     assert isinstance(size, Expression)
     assert len(str(size)) < 10_000

@@ -13,10 +13,10 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     Quantizer,
     to_bfloat16,
 )
-from neural_mp.adaptors.common.weights.weight_corrections import corrected_weight as corrected
 from neural_mp.adaptors.common.weights.weight_corrections import (
-    row_errors,
+    compute_row_errors,
 )
+from neural_mp.adaptors.common.weights.weight_corrections import round_with_corrections as corrected
 from neural_mp.core.quant_spec import QuantSpec
 
 CORRECTIONS = ("awq", "gptq", "awq gptq")
@@ -27,7 +27,7 @@ def _spec(corrections: str, size: int = 32, dtype: str = "uint4") -> QuantSpec:
 
 
 def round_to_nearest(weight: np.ndarray, spec: QuantSpec) -> GroupedWeight:
-    return Quantizer(spec).nearest(weight)
+    return Quantizer(spec).round_to_nearest(weight)
 
 
 def corrected_weight(
@@ -61,7 +61,7 @@ def test_no_result_is_further_from_the_layer_than_rounding_to_nearest(seed, corr
     spec = _spec(corrections)
 
     def error(rounded):
-        return np.square(rows @ (rounded.floats() - weight).T).mean(axis=0).sum()
+        return np.square(rows @ (rounded.to_floats() - weight).T).mean(axis=0).sum()
 
     nearest = error(round_to_nearest(weight, spec))
     result = corrected_weight(weight, spec, _moments(rows))
@@ -73,8 +73,10 @@ def test_no_result_is_further_from_the_layer_than_rounding_to_nearest(seed, corr
 def test_errors_of_outputs_are_those_of_the_inputs_seen():
     rows, weight = _inputs(0, 32), _weight(0, 8, 32)
     rounded = round_to_nearest(weight, _spec("rtn"))
-    expected = np.square(rows @ (rounded.floats() - weight).T).mean(axis=0)
-    np.testing.assert_allclose(row_errors(weight, rounded, _moments(rows)), expected, rtol=1e-3)
+    expected = np.square(rows @ (rounded.to_floats() - weight).T).mean(axis=0)
+    np.testing.assert_allclose(
+        compute_row_errors(weight, rounded, _moments(rows)), expected, rtol=1e-3
+    )
 
 
 def test_compensated_codes_come_close_to_the_best_of_all_roundings():
@@ -83,15 +85,17 @@ def test_compensated_codes_come_close_to_the_best_of_all_roundings():
     for seed in range(12):
         rows, weight = _inputs(seed, 8), _weight(seed, 1, 8)
         moments, spec = _moments(rows), _spec("gptq", 8)
-        (scale,), (offset,) = (values[0] for values in Quantizer(spec).grid(weight))
+        (scale,), (offset,) = (values[0] for values in Quantizer(spec).fit_grid(weight))
         below = np.clip(np.floor((weight[0] - offset) / scale), -8, 7)
         errors = []
         for up in itertools.product((0, 1), repeat=8):
             codes = np.clip(below + up, -8, 7)
             change = codes * scale + offset - weight[0]
             errors.append(change @ moments.products @ change)
-        nearest = row_errors(weight, round_to_nearest(weight, spec), moments)[0]
-        compensated = row_errors(weight, corrected_weight(weight, spec, moments), moments)[0]
+        nearest = compute_row_errors(weight, round_to_nearest(weight, spec), moments)[0]
+        compensated = compute_row_errors(weight, corrected_weight(weight, spec, moments), moments)[
+            0
+        ]
         gained.append(
             (nearest - compensated) / (nearest - min(errors)) if nearest > min(errors) else 1
         )
@@ -103,7 +107,9 @@ def test_uncorrelated_inputs_leave_nothing_to_compensate_for():
     alike = InputMoments(np.eye(64, dtype=np.float32), np.ones(64, np.float32))
     result, nearest = corrected_weight(weight, spec, alike), round_to_nearest(weight, spec)
     # Ranges may be narrower, if that reduces the error.
-    assert (row_errors(weight, result, alike) <= row_errors(weight, nearest, alike)).all()
+    assert (
+        compute_row_errors(weight, result, alike) <= compute_row_errors(weight, nearest, alike)
+    ).all()
     unchanged = (result.scales == nearest.scales).all(axis=1)
     assert (result.codes[unchanged] == nearest.codes[unchanged]).all()
 
@@ -114,10 +120,13 @@ def test_scaling_protects_inputs_with_outliers():
     scaled = corrected_weight(weight, _spec("awq"), moments)
     assert scaled.input_factors is not None
     assert scaled.input_factors[:4].max() < scaled.input_factors[4:].min()
-    nearest = row_errors(weight, round_to_nearest(weight, _spec("rtn")), moments).sum()
+    nearest = compute_row_errors(weight, round_to_nearest(weight, _spec("rtn")), moments).sum()
     combined = corrected_weight(weight, _spec("awq gptq"), moments)
-    assert row_errors(weight, scaled, moments).sum() < 0.3 * nearest
-    assert row_errors(weight, combined, moments).sum() < row_errors(weight, scaled, moments).sum()
+    assert compute_row_errors(weight, scaled, moments).sum() < 0.3 * nearest
+    assert (
+        compute_row_errors(weight, combined, moments).sum()
+        < compute_row_errors(weight, scaled, moments).sum()
+    )
 
 
 def test_an_input_that_is_always_zero_is_no_obstacle():
@@ -125,7 +134,7 @@ def test_an_input_that_is_always_zero_is_no_obstacle():
     rows[:, 5] = 0
     for corrections in CORRECTIONS:
         result = corrected_weight(weight, _spec(corrections), _moments(rows))
-        assert np.isfinite(result.floats()).all()
+        assert np.isfinite(result.to_floats()).all()
 
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
@@ -146,5 +155,5 @@ def test_hqq_needs_no_data_and_moves_offsets_so_that_small_errors_get_smaller():
     spec = _spec("hqq")
     result, nearest = corrected_weight(weight, spec), round_to_nearest(weight, spec)
     assert (result.scales == nearest.scales).all()
-    norms = [(np.abs(r.floats() - weight) ** 0.7).sum() for r in (result, nearest)]
+    norms = [(np.abs(r.to_floats() - weight) ** 0.7).sum() for r in (result, nearest)]
     assert norms[0] < norms[1]

@@ -27,8 +27,8 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def content(store):
     """The bytes of a file with one weight."""
-    rounded = Quantizer(SPEC, GroupParameters.BFLOAT16).nearest(WEIGHT)
-    store.put({"layer": rounded}, {"layer": SPEC})
+    rounded = Quantizer(SPEC, GroupParameters.BFLOAT16).round_to_nearest(WEIGHT)
+    store.store_weights({"layer": rounded}, {"layer": SPEC})
     (file,) = store.folder.iterdir()
     return file.read_bytes()
 
@@ -36,15 +36,15 @@ def content(store):
 def read(store, content):
     (file,) = store.folder.iterdir()
     file.write_bytes(content)
-    return store.get({"layer": WEIGHT}, {"layer": SPEC})
+    return store.load_weights({"layer": WEIGHT}, {"layer": SPEC})
 
 
 def test_a_weight_is_read_as_written(store, content):
     restored = read(store, content)["layer"]
-    rounded = Quantizer(SPEC, GroupParameters.BFLOAT16).nearest(WEIGHT)
+    rounded = Quantizer(SPEC, GroupParameters.BFLOAT16).round_to_nearest(WEIGHT)
     assert np.array_equal(restored.codes, rounded.codes)
     assert np.array_equal(restored.scales, rounded.scales)
-    assert store.get({"layer": WEIGHT}, {"layer": SPEC}, "other conditions") is None
+    assert store.load_weights({"layer": WEIGHT}, {"layer": SPEC}, "other conditions") is None
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

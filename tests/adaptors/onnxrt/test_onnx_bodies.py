@@ -25,7 +25,7 @@ from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.profiler import own_times
+from neural_mp.adaptors.onnxrt.profiler import iterate_own_times
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
@@ -120,7 +120,7 @@ def test_an_op_of_a_body_takes_as_long_as_all_its_steps_and_its_runner_no_longer
         for name, kind, begins, takes in events
     ]
     seconds = Counter()
-    for kernel, own in own_times(kernels):
+    for kernel, own in iterate_own_times(kernels):
         seconds[kernel["name"]] += own
     assert seconds == {"a": 6, "b": 9, "scan": 22 - 15, "y": 2}
 

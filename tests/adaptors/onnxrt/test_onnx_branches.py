@@ -19,7 +19,7 @@ from onnx_nets import MACHINE, Converted, graph, op, run
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.precision import Precision
-from neural_mp.space import reached_by
+from neural_mp.space import limit_to_reached
 from neural_mp.testing import signal_to_noise
 
 BF16, FP32, INT8 = Precision.BF16, Precision.FP32, Precision.INT8
@@ -78,7 +78,7 @@ def test_both_branches_are_converted_where_calibration_takes_both():
     loaded = adaptor.load(model)
     space = adaptor.space(loaded, MACHINE)
     observations = adaptor.observe(loaded, [feeds(True), feeds(False)], space)
-    space = reached_by(space, observations.ranges)
+    space = limit_to_reached(space, observations.ranges)
     converted = adaptor.convert(loaded, space.resolve(space.fastest_plan()), observations, space)
     for chosen, name in ((True, "either/c"), (False, "either/c_1")):
         assert adaptor.trace_kernels(converted, feeds(chosen))[name].precision is INT8

@@ -27,7 +27,7 @@ def test_a_size_of_minus_one_is_free():
         assert converted.kernels["QLinearConv"] == 1
         assert signal_to_noise(run(model, x=x)[0], converted.result) > 30
         assert converted.float.signature.inputs[0].shape == (None, 3, None, 8)
-    assert converted.float.signature.samples({"x": x}) == 5
+    assert converted.float.signature.count_samples({"x": x}) == 5
 
 
 def test_weights_in_nodes_count_as_weights():

@@ -41,7 +41,7 @@ def test_no_time_is_left_to_unknown_kernels(nodes):
     model = graph(nodes, {"x": ["n", 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
     adaptor = OnnxRuntimeAdaptor()
     loaded = adaptor.load(model, example={"x": X})
-    times = LoadedModel(adaptor, loaded).profile({"x": X})
+    times = LoadedModel(adaptor, loaded).profile_ops({"x": X})
     assert set(times) <= {op.name for op in adaptor.graph(loaded)}
     assert max(times, key=lambda op: sum(times[op])) == "layer"
 
@@ -76,7 +76,7 @@ def test_fused_and_inlined_kernels_count_towards_their_ops(nodes):
     model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
     adaptor = OnnxRuntimeAdaptor()
     batch = {"x": GENERATOR.normal(size=(4, 8, 256)).astype(np.float32)}
-    times = LoadedModel(adaptor, adaptor.load(model, example=batch)).profile(batch)
+    times = LoadedModel(adaptor, adaptor.load(model, example=batch)).profile_ops(batch)
     kinds = {node.name: node.op_type for node in model.graph.node}
     assert set(times) <= set(kinds)
     fused = ("Add",)
@@ -90,6 +90,6 @@ def test_ops_are_timed_where_the_optimized_graph_cannot_be_written(monkeypatch):
     model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
     adaptor = OnnxRuntimeAdaptor()
     batch = {"x": np.ones((4, 8, 256), np.float32)}
-    times = LoadedModel(adaptor, adaptor.load(model, example=batch)).profile(batch)
+    times = LoadedModel(adaptor, adaptor.load(model, example=batch)).profile_ops(batch)
     assert sum(times["layer"]) > 0
     assert "SkipLayerNormalization" in times

@@ -42,18 +42,18 @@ def test_the_outputs_of_every_batch_are_those_of_a_run(body):
     assert observations == adaptor.observe(model, _BATCHES, space)
     for batch in _BATCHES:
         expected = adaptor.predict(model, batch)
-        cached = cache.of(batch.copy())
+        cached = cache.get_outputs(batch.copy())
         assert len(cached) == len(expected) == 2
         for output, reference in zip(cached, expected, strict=True):
             np.testing.assert_allclose(output, reference, rtol=1e-5, atol=1e-6)
-    assert cache.of(_BATCHES[0] + 1) is None
+    assert cache.get_outputs(_BATCHES[0] + 1) is None
 
 
 def test_large_outputs_are_not_kept():
     adaptor, cache = OnnxRuntimeAdaptor(), KeptOutputs(limit=2 * 6 * 16 * 4 + 1)
     model = adaptor.load(_source(_BODIES["samples are independent"]))
     adaptor.observe(model, _BATCHES, adaptor.space(model, detect()), cache)
-    assert [cache.of(batch) is not None for batch in _BATCHES] == [True, False, False]
+    assert [cache.get_outputs(batch) is not None for batch in _BATCHES] == [True, False, False]
 
 
 def test_the_noise_of_a_plan_is_the_same_with_kept_outputs(monkeypatch):

@@ -83,7 +83,7 @@ def test_an_op_that_the_runtime_miscompiles_stays_in_floats_alone(case):
 )
 def test_an_op_that_the_runtime_compiles_right_is_not_held_back(node):
     converted = Converted(between_convolutions(node), X)
-    assert "m" not in converted.float.rejected
+    assert "m" not in converted.float.rejected_ops
     assert converted.kernels["DequantizeLinear"] <= 1
     assert signal_to_noise(as_written(converted), converted.result) > 40
 
@@ -93,13 +93,13 @@ def test_an_op_is_compared_once_per_machine(monkeypatch):
     first = Converted(between_convolutions(node), X)
     monkeypatch.setattr(kernel_check_probe, "find_deviation", lambda path: pytest.fail(str(path)))
     second = Converted(between_convolutions(node), X)
-    assert first.float.rejected == second.float.rejected
+    assert first.float.rejected_ops == second.float.rejected_ops
 
 
 @pytest.fixture
 def unchecked_ops(monkeypatch):
     """No op is compared, as if the probe had missed a case."""
-    monkeypatch.setattr(KernelCheck, "rejected", {})
+    monkeypatch.setattr(KernelCheck, "rejected_ops", {})
 
 
 WAYS = {

@@ -8,12 +8,12 @@ from onnx_nets import MACHINE, run
 from onnx_words import IDS, WEIGHTS, plan_of, words
 
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.fisher import layer_noise, specs_of
+from neural_mp.adaptors.common.sensitivity.fisher import list_float_input_specs, measure_layer_noise
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import weight_only
+from neural_mp.core.precision import make_weight_only
 from neural_mp.errors import ConversionError
 
 
@@ -22,16 +22,16 @@ def scored():
     adaptor = OnnxRuntimeAdaptor()
     model = adaptor.load(words(), example={"ids": IDS})
     space = adaptor.space(model, MACHINE).without_data()
-    return adaptor, model, space, layer_noise(adaptor, model, [{"ids": IDS}], space)
+    return adaptor, model, space, measure_layer_noise(adaptor, model, [{"ids": IDS}], space)
 
 
 def test_every_weight_has_a_score_for_each_form_and_more_bits_have_less_noise(scored):
     _, _, space, scores = scored
     assert list(scores) == ["embed", "up", "down", "head"]
     for op, noises in scores.items():
-        assert list(noises) == [str(spec) for spec in specs_of(space, op)]
+        assert list(noises) == [str(spec) for spec in list_float_input_specs(space, op)]
         bits = {8: [], 4: [], 2: []}
-        for spec in specs_of(space, op):
+        for spec in list_float_input_specs(space, op):
             bits[spec.dtype.bits].append(noises[str(spec)])
         assert 0 < max(bits[8]) < min(bits[4]) / 20 < 0.001
         assert not bits[2] or max(bits[4]) < min(bits[2]) / 5
@@ -60,8 +60,8 @@ def test_a_score_is_the_trace_with_the_second_moments_of_the_inputs(scored, size
 def test_the_score_of_the_last_layer_is_the_measured_noise_of_the_outputs(scored):
     adaptor, model, space, scores = scored
     (truth,) = run(words(), ids=IDS)
-    for spec in specs_of(space, "head"):
-        plan = space.resolve(PrecisionPlan({"head": weight_only(spec)}))
+    for spec in list_float_input_specs(space, "head"):
+        plan = space.resolve(PrecisionPlan({"head": make_weight_only(spec)}))
         converted = adaptor.convert(model, plan, Observations(), space)
         error = adaptor.predict(converted, {"ids": IDS}) - truth
         measured = np.square(error).sum() / np.square(truth).sum()
@@ -75,8 +75,8 @@ def test_rounded_inputs_add_their_noise(scored):
     loud = words(w_head=noisy, b_down=np.eye(1, 40, dtype=np.float32)[0] * 1e3)
     loaded = adaptor.load(loud, example={"ids": IDS})
     own = adaptor.space(loaded, MACHINE).without_data()
-    scores = layer_noise(adaptor, loaded, [{"ids": IDS}], own)
-    spec = next(s for s in specs_of(space, "head") if s.dtype.bits == 8)
+    scores = measure_layer_noise(adaptor, loaded, [{"ids": IDS}], own)
+    spec = next(s for s in list_float_input_specs(space, "head") if s.dtype.bits == 8)
     assert spec.inputs is KernelInputs.INT8
     assert scores["head"][str(spec)] > 0.1
     converted = convert_with_plan(loud, plan_of({"head": ("int8", str(spec))}), inputs={"ids": IDS})
@@ -87,7 +87,7 @@ def test_rounded_inputs_add_their_noise(scored):
 
 def test_layers_that_calibration_does_not_reach_have_no_score(scored):
     adaptor, model, space, _ = scored
-    assert list(layer_noise(adaptor, model, [], space)) == ["embed"]
+    assert list(measure_layer_noise(adaptor, model, [], space)) == ["embed"]
 
 
 def test_an_adaptor_without_inputs_of_layers_is_named(scored):
@@ -95,4 +95,4 @@ def test_an_adaptor_without_inputs_of_layers_is_named(scored):
     adaptor = OnnxRuntimeAdaptor()
     adaptor.layer_inputs = None
     with pytest.raises(ConversionError, match="offers no inputs of layers"):
-        layer_noise(adaptor, model, [], space)
+        measure_layer_noise(adaptor, model, [], space)

@@ -155,7 +155,7 @@ def test_candidates_are_the_groups_that_the_inputs_fill_beside_int8():
         for size in (64, 32)
         if not words or "8" not in form
     ]
-    assert {"static", "dynamic", "weight_only"} == set(space.capabilities["up"].approaches)
+    assert {"static", "dynamic", "weight_only"} == set(space.capabilities["up"].int8_approaches)
     (rows,) = {c.weight.dtype for c in space.capabilities["embed"].configs if c.weight} - {"int8"}
     assert rows == "uint4"
 
@@ -166,16 +166,16 @@ def test_an_op_without_four_bits_names_the_reason():
     adaptor = OnnxRuntimeAdaptor()
     capabilities = adaptor.space(adaptor.load(model, example={"ids": IDS}), MACHINE).capabilities
     reason = "weights in groups require at least 32 inputs, got 24"
-    assert capabilities["down"].refusal(Precision.INT4) == reason
-    assert capabilities["act"].refusal(Precision.INT4) == "no integer kernel"
-    assert capabilities["up"].refusal(Precision.INT4) is None
+    assert capabilities["down"].refusal_reason(Precision.INT4) == reason
+    assert capabilities["act"].refusal_reason(Precision.INT4) == "no integer kernel"
+    assert capabilities["up"].refusal_reason(Precision.INT4) is None
 
 
 def test_a_runtime_without_the_kernel_offers_none(monkeypatch):
     monkeypatch.setattr(n_bits, "probe_results", lambda module, version: frozenset())
     adaptor = OnnxRuntimeAdaptor()
     capabilities = adaptor.space(adaptor.load(words(), example={"ids": IDS}), MACHINE).capabilities
-    assert "has no MatMulNBits of 4 bits" in str(capabilities["up"].refusal(Precision.INT4))
+    assert "has no MatMulNBits of 4 bits" in str(capabilities["up"].refusal_reason(Precision.INT4))
     assert capabilities["up"].config(Precision.INT8) is not None
 
 
@@ -222,6 +222,6 @@ def test_a_product_within_a_branch_is_converted():
 def test_other_providers_have_no_such_kernels():
     adaptor = OnnxRuntimeAdaptor()
     model = replace(adaptor.load(words(), example={"ids": IDS}), provider="OtherProvider")
-    refusal = adaptor.space(model, MACHINE).capabilities["up"].refusal(Precision.INT4)
+    refusal = adaptor.space(model, MACHINE).capabilities["up"].refusal_reason(Precision.INT4)
     assert refusal is not None
     assert "OtherProvider has no" in refusal

@@ -9,7 +9,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling.audit import Verdict, audit_ops
-from neural_mp.space import planned_ops, reached_by
+from neural_mp.space import limit_to_reached, list_effective_ops
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16, Precision.FP16])
@@ -22,7 +22,7 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
     assert loaded.obstacle is None
     space = adaptor.space(loaded, MACHINE)
     observations = adaptor.observe(loaded, batches, space)
-    space = reached_by(space, observations.ranges)
+    space = limit_to_reached(space, observations.ranges)
     chosen = {op: space.capabilities[op].config(precision) for op in space.tunable_ops}
     plan = space.resolve(PrecisionPlan({op: c or FP32 for op, c in chosen.items()}))
     converted = adaptor.convert(loaded, plan, observations, space)
@@ -38,7 +38,9 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
             error = np.linalg.norm(expected - output)
             assert error <= 0.1 * np.linalg.norm(expected)
         audit = audit_ops(
-            planned_ops(space, plan), adaptor.trace_kernels(converted, feeds), lambda _: False
+            list_effective_ops(space, plan),
+            adaptor.trace_kernels(converted, feeds),
+            lambda _: False,
         )
         assert {finding.verdict for finding in audit.findings} <= {Verdict.NOT_REACHED}
         ops = [op.name for op in adaptor.op_outputs.observable_ops(converted)]

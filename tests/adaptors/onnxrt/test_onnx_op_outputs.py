@@ -10,7 +10,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ModelLoadError
 from neural_mp.profiling.audit import audit_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import signal_to_noise, uniform
 
 ROWS = {"x": np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)}
@@ -53,7 +53,7 @@ def test_what_only_the_newest_opset_has_keeps_the_model_in_fp32_with_a_reason():
     loaded = OnnxRuntimeAdaptor().load(with_space_to_depth(mode="CRD"))
     capabilities = OnnxRuntimeAdaptor().space(loaded, MACHINE).capabilities
     assert {capability.configs for capability in capabilities.values()} == {(FP32,)}
-    assert "defines SpaceToDepth differently" in capabilities["a"].refusal(Precision.INT8)
+    assert "defines SpaceToDepth differently" in capabilities["a"].refusal_reason(Precision.INT8)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,19 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
     plan = space.resolve(uniform(space, Precision.INT8))
     converted = adaptor.convert(loaded, plan, adaptor.observe(loaded, batches, space), space)
     reached = [
-        {op for op, outcome in adaptor.trace_kernels(converted, feeds).items() if outcome.executed}
+        {
+            op
+            for op, outcome in adaptor.trace_kernels(converted, feeds).items()
+            if outcome.was_executed
+        }
         for feeds in batches
     ]
     assert reached[0] != reached[1]
     for feeds in batches:
         outcome = audit_ops(
-            planned_ops(space, plan), adaptor.trace_kernels(converted, feeds), lambda _: False
+            list_effective_ops(space, plan),
+            adaptor.trace_kernels(converted, feeds),
+            lambda _: False,
         )
         assert outcome.holds
 

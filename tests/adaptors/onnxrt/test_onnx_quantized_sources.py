@@ -13,7 +13,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import signal_to_noise
 
 X = {"x": draw(8, 3, 12, 12, seed=9)}
@@ -224,7 +224,7 @@ def test_the_audit_of_a_quantized_model_in_its_own_precisions_holds(source):
     ran = adaptor.trace_kernels(model, X)
     if "int8" not in {v.name for v in source.graph.value_info}:
         assert Precision.INT8 in {trace.precision for trace in ran.values()}
-    planned = planned_ops(space, space.resolve(PrecisionPlan()))
+    planned = list_effective_ops(space, space.resolve(PrecisionPlan()))
     audit = audit_ops(planned, ran, lambda _: False)
     assert audit.holds, audit.findings
     np.testing.assert_array_equal(adaptor.predict(model, X), run(source, **X)[0])

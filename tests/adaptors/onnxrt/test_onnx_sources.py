@@ -14,7 +14,7 @@ from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
-from neural_mp.adaptors.onnxrt.graph.protos import program_from
+from neural_mp.adaptors.onnxrt.graph.protos import parse_program_message
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.testing import signal_to_noise
@@ -343,7 +343,7 @@ def test_maps_pass_through_in_float(case, tmp_path):
 def test_shapes_of_a_model_that_returns_maps_are_inferred():
     model, _ = classifier("numbers")
     del model.graph.value_info[:]
-    program = program_from(model)
+    program = parse_program_message(model)
     infer_shapes(program)
     (product,) = (node for node in program.graph if node.op_type == "MatMul")
     assert [str(size) for size in product.outputs[0].shape or ()] == ["n", "3"]

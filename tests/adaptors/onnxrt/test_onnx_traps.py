@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.canonicalize import prepare
+from neural_mp.adaptors.onnxrt.canonicalize import canonicalize_graph
 from neural_mp.adaptors.onnxrt.files import loading
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
@@ -397,12 +397,12 @@ def test_a_rewritten_graph_that_yields_something_else_is_discarded(monkeypatch):
     """With the opset unchanged: the rewritten graph is run next to the original."""
 
     def wrong(program, folder):
-        notes = prepare(program, folder)
+        notes = canonicalize_graph(program, folder)
         weight = program.graph.initializers["w"]
         weight.const_value = onnx_ir.tensor(weight.const_value.numpy() * 1.01, name="w")
         return notes
 
-    monkeypatch.setattr(loading, "prepare", wrong)
+    monkeypatch.setattr(loading, "canonicalize_graph", wrong)
     converted = Converted(conv_and(op("Relu", "c", "y")), X)
     assert "not equal to the original: the outputs differ" in converted.float.obstacle
     np.testing.assert_array_equal(converted.result, converted.reference)
@@ -414,14 +414,14 @@ def test_an_output_that_differs_from_run_to_run_or_by_rounding_refuses_nothing(k
     """The original yields something else itself, so the outputs cannot be compared."""
 
     def rounded(program, folder):
-        notes = prepare(program, folder)
+        notes = canonicalize_graph(program, folder)
         weight = program.graph.initializers["w"]
         weight.const_value = onnx_ir.tensor(
             weight.const_value.numpy() * np.float32(1 + 1e-6), name="w"
         )
         return notes
 
-    monkeypatch.setattr(loading, "prepare", rounded)
+    monkeypatch.setattr(loading, "canonicalize_graph", rounded)
     nodes, constants = [op("RandomNormalLike", "c", "y")], {}
     if kind == "rounded apart":
         nodes = [op("Mul", "c big", "m"), op("Sin", "m", "y")]

@@ -20,14 +20,14 @@ from zoo.openvino_models import (
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
-from neural_mp.adaptors.openvino.capabilities import kernels
-from neural_mp.adaptors.openvino.graph.edit import type_of
+from neural_mp.adaptors.openvino.capabilities import find_kernels
+from neural_mp.adaptors.openvino.graph.edit import get_op_type
 from neural_mp.adaptors.openvino.layer_params import full_range_kernels, with_reduced_range
 from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling.audit import Verdict, audit_model
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import machine, signal_to_noise
 
 ADAPTOR = OpenVinoAdaptor()
@@ -45,7 +45,9 @@ class Converted:
         floats = {op.name: FP32 for op in space.graph if op.type == in_float and op.name in plan}
         resolved = space.resolve(plan.replacing(floats))
         self.result = ADAPTOR.convert(self.model, resolved, self.seen, space)
-        self.audit = audit_model(LoadedModel(ADAPTOR, self.result), planned_ops(space, resolved))
+        self.audit = audit_model(
+            LoadedModel(ADAPTOR, self.result), list_effective_ops(space, resolved)
+        )
 
     def fidelity(self, result):
         """Return the least SQNR over batches, in dB."""
@@ -90,7 +92,7 @@ def test_products_of_computed_matrices_run_in_int8(attention):
 
 def test_products_of_computed_matrices_stay_in_float_where_accumulation_saturates(attention):
     saturating = dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
-    offered = kernels(attention.model, saturating)
+    offered = find_kernels(attention.model, saturating)
     refused = [kernel.int8 for kernel in offered.values() if "computed" in str(kernel.int8)]
     assert len(refused) == 2
     assert all("saturates" in reason for reason in refused)
@@ -109,7 +111,7 @@ def test_a_depthwise_convolution_reads_one_scale_per_channel():
     assert converted.audit.holds, converted.audit.findings
     assert set(converted.ran("GroupConvolution")) == {Precision.INT8}
     nodes = converted.result.program.get_ops()
-    sizes = [n.input_value(1).get_shape() for n in nodes if type_of(n) == "FakeQuantize"]
+    sizes = [n.input_value(1).get_shape() for n in nodes if get_op_type(n) == "FakeQuantize"]
     assert [list(shape) for shape in sizes].count([1, 16, 1, 1]) == 1
     # One scale for all channels would lose the small ones, which count as much as the others.
     assert converted.fidelity(converted.result) > 25
@@ -122,7 +124,7 @@ def test_a_tensor_that_other_ops_read_too_has_one_scale():
 
     converted = Converted(built(shared, PICTURES))
     nodes = converted.result.program.get_ops()
-    sizes = [n.input_value(1).get_shape() for n in nodes if type_of(n) == "FakeQuantize"]
+    sizes = [n.input_value(1).get_shape() for n in nodes if get_op_type(n) == "FakeQuantize"]
     assert all(np.prod(list(shape)) == 1 for shape in sizes)
 
 
@@ -198,7 +200,7 @@ def test_a_skip_into_a_concatenation_is_quantized_in_the_kernel_that_computes_it
 
     converted = Converted(built(skipping, PICTURES))
     assert converted.audit.holds, converted.audit.findings
-    kernels = Runner(converted.result.program).kernels()
+    kernels = Runner(converted.result.program).executed_kernels()
     separate = {"Subgraph", "FakeQuantize", "Eltwise"}
     conversions = [op for kernel in kernels if kernel.type in separate for op in kernel.ops]
     assert conversions == ["x0/quantize"]

@@ -11,8 +11,8 @@ from ov_nets import read, require_by_channel, run
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.fisher import layer_noise
-from neural_mp.adaptors.common.weights.grouped_weight import rounded_inputs
+from neural_mp.adaptors.common.sensitivity.fisher import measure_layer_noise
+from neural_mp.adaptors.common.weights.grouped_weight import round_grouped_inputs
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.graph import integer_weights
@@ -22,7 +22,7 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_model
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 
 F32 = np.float32
 INT8 = Precision.INT8
@@ -64,10 +64,10 @@ def converted(net, by_channel_kernels):
 
 def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     rows = stored(WEIGHTS["table"])[IDS.reshape(-1)]
-    up = rounded_inputs(rows, 32) @ stored(WEIGHTS["w_up"].T).T + WEIGHTS["b_up"]
-    down = rounded_inputs(np.maximum(up, 0), 32) @ stored(WEIGHTS["w_down"]).T
+    up = round_grouped_inputs(rows, 32) @ stored(WEIGHTS["w_up"].T).T + WEIGHTS["b_up"]
+    down = round_grouped_inputs(np.maximum(up, 0), 32) @ stored(WEIGHTS["w_down"]).T
     down += 2 * WEIGHTS["b_down"]
-    expected = rounded_inputs(down, 32) @ stored(WEIGHTS["w_head"].T).T
+    expected = round_grouped_inputs(down, 32) @ stored(WEIGHTS["w_head"].T).T
     # A value in the middle between two steps may be rounded to either.
     assert np.linalg.norm(converted(IDS) - expected) < 3e-3 * np.linalg.norm(expected)
 
@@ -76,7 +76,7 @@ def test_kernels_read_the_weights_as_stored(converted):
     audit = converted.audit()
     assert audit.holds
     assert {op.name for op in audit.ops if op.planned.approach is Approach.WEIGHT_ONLY} == {*PLAN}
-    kernels = Runner(converted.model).kernels()
+    kernels = Runner(converted.model).executed_kernels()
     assert [k.precision for k in kernels if k.type == "FullyConnected"] == ["i8", "i8", "i8"]
     assert "u8" in {k.precision for k in kernels if k.type == "Gather"}
 
@@ -104,7 +104,9 @@ def test_tables_stay_in_bytes_beside_calibrated_int8(net):
     plan = PrecisionPlan({**plan_of({"embed": PLAN["embed"]}), **static})
     mixed = convert_with_plan(net, plan, observations=observations, inputs={"ids": IDS})
     assert mixed.audit().holds
-    constants = {k.name: k.precision for k in Runner(mixed.model).kernels() if k.type == "Const"}
+    constants = {
+        k.name: k.precision for k in Runner(mixed.model).executed_kernels() if k.type == "Const"
+    }
     assert constants["embed/weight_alone/int8"] == "u8"
     reference = run(net, IDS)[0]
     assert np.linalg.norm(mixed(IDS) - reference) < 0.05 * np.linalg.norm(reference)
@@ -128,10 +130,10 @@ def test_the_noise_of_a_weight_includes_its_rounded_inputs(net):
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(net, example={"ids": IDS})
     space = adaptor.space(model, MACHINE).without_data()
-    noise = layer_noise(adaptor, model, [{"ids": IDS}], space)["up"]
+    noise = measure_layer_noise(adaptor, model, [{"ids": IDS}], space)["up"]
     rows = WEIGHTS["table"][IDS.reshape(-1)]
     truth = rows @ WEIGHTS["w_up"]
-    error = rounded_inputs(rows, 32) @ stored(WEIGHTS["w_up"].T).T - truth
+    error = round_grouped_inputs(rows, 32) @ stored(WEIGHTS["w_up"].T).T - truth
     assert noise[BY_CHANNEL] == pytest.approx((error**2).sum() / (truth**2).sum(), rel=1e-3)
 
 
@@ -144,8 +146,8 @@ def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
     monkeypatch.setattr(integer_weights, "probe_results", lambda module, version: frozenset())
     adaptor = OpenVinoAdaptor()
     capabilities = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
-    assert Approach.WEIGHT_ONLY not in capabilities["up"].approaches
-    assert Approach.WEIGHT_ONLY in capabilities["embed"].approaches
+    assert Approach.WEIGHT_ONLY not in capabilities["up"].int8_approaches
+    assert Approach.WEIGHT_ONLY in capabilities["embed"].int8_approaches
 
 
 def test_other_layers_name_the_reason():
@@ -155,8 +157,8 @@ def test_other_layers_name_the_reason():
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(ov.Model([outputs], [x], "net"))
     (capability,) = adaptor.space(model, MACHINE).capabilities.values()
-    assert "restores such weights to floats" in str(capability.refusal(Precision.INT4))
-    assert Approach.WEIGHT_ONLY not in capability.approaches
+    assert "restores such weights to floats" in str(capability.refusal_reason(Precision.INT4))
+    assert Approach.WEIGHT_ONLY not in capability.int8_approaches
 
 
 @pytest.mark.usefixtures("by_channel_kernels")
@@ -189,4 +191,6 @@ def test_weights_alone_keep_their_range_on_every_cpu():
             assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs)
         names = {node.get_friendly_name() for node in adaptor.native(portable).get_ops()}
         assert "third/weight_alone/int8" in names
-        assert audit_model(LoadedModel(adaptor, portable), planned_ops(space, resolved)).holds
+        assert audit_model(
+            LoadedModel(adaptor, portable), list_effective_ops(space, resolved)
+        ).holds

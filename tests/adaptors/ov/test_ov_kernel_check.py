@@ -10,7 +10,7 @@ from ov_nets import read
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.convert import SEPARATED
-from neural_mp.adaptors.openvino.kernel_check import op_cases, read_case
+from neural_mp.adaptors.openvino.kernel_check import build_op_cases, read_case
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import Runner
 from neural_mp.core.hardware import detect
@@ -127,14 +127,14 @@ def test_means_concatenations_and_poolings_stand_next_to_integer_kernels():
     model = graph(nodes, {"x": ["n", 8, 16, 16]}, ["y"], weights, opset=13)
     feeds = {"x": random.normal(size=(2, 8, 16, 16)).astype(np.float32)}
     source, _, result = converted(OnnxGraph("net", model, feeds))
-    assert source.rejected == {}
+    assert source.rejected_ops == {}
     assert barriers(result) == []
 
 
 @pytest.fixture
 def unchecked_ops(monkeypatch):
     """No op is compared, as if the probe had missed a case."""
-    monkeypatch.setattr(OpenVinoModel, "rejected", {})
+    monkeypatch.setattr(OpenVinoModel, "rejected_ops", {})
 
 
 @pytest.mark.usefixtures("unchecked_ops")
@@ -189,5 +189,5 @@ def test_an_op_is_compared_with_each_of_its_sources():
         op("Concat", "a b", "y", axis=1),
     ]
     model = graph(nodes, {"x": [1, 4, 6, 6]}, ["y"], {}, opset=13)
-    case = read_case(op_cases(ADAPTOR.load(read(model)).program)["y"])
+    case = read_case(build_op_cases(ADAPTOR.load(read(model)).program)["y"])
     assert [list(port.get_shape()) for port in case.get_parameters()] == [[1, 4, 5, 5]] * 2

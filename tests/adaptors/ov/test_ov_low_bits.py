@@ -11,12 +11,12 @@ from ov_nets import read
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.sensitivity.fisher import layer_noise
+from neural_mp.adaptors.common.sensitivity.fisher import measure_layer_noise
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,
     Quantizer,
-    rounded_inputs,
+    round_grouped_inputs,
 )
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
@@ -56,18 +56,18 @@ def converted(net, low_bit_kernels):
 
 
 def _nearest(weight: np.ndarray, spec: QuantSpec) -> GroupedWeight:
-    return Quantizer(spec, GroupParameters.ZERO_POINTS).nearest(weight)
+    return Quantizer(spec, GroupParameters.ZERO_POINTS).round_to_nearest(weight)
 
 
 def _stored(weight: np.ndarray, op: str) -> np.ndarray:
-    return _nearest(weight, QuantSpec.parse(PLAN[op][1])).floats()
+    return _nearest(weight, QuantSpec.parse(PLAN[op][1])).to_floats()
 
 
 def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     rows = _stored(WEIGHTS["table"], "embed")[IDS.reshape(-1)]
-    up = rounded_inputs(rows, 32) @ _stored(WEIGHTS["w_up"].T, "up").T + WEIGHTS["b_up"]
+    up = round_grouped_inputs(rows, 32) @ _stored(WEIGHTS["w_up"].T, "up").T + WEIGHTS["b_up"]
     # The group of the inputs is one for the whole model: the smallest of the plan.
-    down = rounded_inputs(np.maximum(up, 0), 32) @ _stored(WEIGHTS["w_down"], DOWN).T
+    down = round_grouped_inputs(np.maximum(up, 0), 32) @ _stored(WEIGHTS["w_down"], DOWN).T
     expected = (down + 2 * WEIGHTS["b_down"]) @ WEIGHTS["w_head"]
     actual = converted(IDS)
     # A value in the middle between two steps may be rounded to either.
@@ -83,12 +83,12 @@ def test_symmetric_weights_have_steps_around_zero(net):
     grouped = WEIGHTS["w_up"].T.reshape(64, -1, 32)
     step = np.abs(grouped).max(-1, keepdims=True) / 7
     stored = (np.rint(grouped / step) * step).reshape(64, -1)
-    rows = rounded_inputs(WEIGHTS["table"][IDS.reshape(-1)], 32)
+    rows = round_grouped_inputs(WEIGHTS["table"][IDS.reshape(-1)], 32)
     up = np.maximum(rows @ stored.T + WEIGHTS["b_up"], 0)
     expected = (up @ WEIGHTS["w_down"].T + 2 * WEIGHTS["b_down"]) @ WEIGHTS["w_head"]
     assert np.linalg.norm(converted(IDS) - expected) < 2e-3 * np.linalg.norm(expected)
     assert converted.audit().holds
-    assert {kernel.precision for kernel in Runner(converted.model).kernels()} >= {"i4"}
+    assert {kernel.precision for kernel in Runner(converted.model).executed_kernels()} >= {"i4"}
 
 
 def test_kernels_read_the_weights_as_stored(converted):
@@ -97,7 +97,7 @@ def test_kernels_read_the_weights_as_stored(converted):
     read_as_stored = {op.name for op in audit.ops if op.ran is not None and op.ran.reads_int8}
     # Biases and activations run within the kernels of their products.
     assert read_as_stored == {*PLAN, "bias", "act", "down"}
-    types = {kernel.type: kernel.precision for kernel in Runner(converted.model).kernels()}
+    types = {kernel.type: kernel.precision for kernel in Runner(converted.model).executed_kernels()}
     assert types["Gather"] == "u4"
 
 
@@ -119,7 +119,7 @@ def test_reasons_name_inputs_that_no_group_divides(net):
     adaptor = OpenVinoAdaptor()
     capabilities = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
     reason = "weights in groups require inputs that a group size divides (128, 64, 32), got 40"
-    assert capabilities["logits"].refusal(Precision.INT4) == reason
+    assert capabilities["logits"].refusal_reason(Precision.INT4) == reason
     with pytest.raises(PlanError, match="got 40"):
         convert_with_plan(net, plan_of({"logits": PLAN["up"]}), inputs={"ids": IDS})
     with pytest.raises(PlanError, match="does not support INT4"):
@@ -132,7 +132,7 @@ def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
     monkeypatch.setattr(integer_weights, "probe_results", lambda module, version: frozenset())
     adaptor = OpenVinoAdaptor()
     capability = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities["up"]
-    assert "multiplies 4-bit weights as stored" in str(capability.refusal(Precision.INT4))
+    assert "multiplies 4-bit weights as stored" in str(capability.refusal_reason(Precision.INT4))
     assert capability.config(Precision.INT8) is not None
 
 
@@ -158,13 +158,13 @@ def test_four_bits_are_read_as_stored_beside_calibrated_int8(net):
     plan = PrecisionPlan({**plan_of(PLAN), DOWN: static})
     mixed = convert_with_plan(net, plan, observations=observations, inputs={"ids": IDS})
     assert mixed.audit().holds
-    assert {kernel.precision for kernel in Runner(mixed.model).kernels()} >= {"u4", "u8"}
+    assert {kernel.precision for kernel in Runner(mixed.model).executed_kernels()} >= {"u4", "u8"}
 
 
 def test_a_product_that_a_constant_multiplies_names_the_reason():
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(read(words()), example={"ids": IDS})
-    refusal = str(adaptor.space(model, MACHINE).capabilities[DOWN].refusal(Precision.INT4))
+    refusal = str(adaptor.space(model, MACHINE).capabilities[DOWN].refusal_reason(Precision.INT4))
     assert "a multiplication by a constant follows" in refusal
 
 
@@ -176,7 +176,7 @@ def test_scores_equal_those_of_the_same_weights_in_onnx_runtime(net):
     for adaptor, source in ((ours, net), (onnx_runtime, _without_factor())):
         model = adaptor.load(source, example=batch)
         space = adaptor.space(model, MACHINE).without_data()
-        scores.append(layer_noise(adaptor, model, [batch], space))
+        scores.append(measure_layer_noise(adaptor, model, [batch], space))
     assert list(scores[0]) == ["embed", "up", DOWN, "logits"]
     for our_op, their_op in (("embed", "embed"), ("up", "up"), (DOWN, "down")):
         common = scores[0][our_op].keys() & scores[1][their_op].keys()

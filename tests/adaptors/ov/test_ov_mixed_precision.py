@@ -14,7 +14,7 @@ from ov_nets import run
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.openvino.runtime import core, ov
+from neural_mp.adaptors.openvino.runtime import get_core, ov
 from neural_mp.errors import ModelLoadError
 from neural_mp.testing import ApiContract, ModelFormContract
 
@@ -64,7 +64,7 @@ def test_a_saved_file_runs_in_plain_openvino(quantized, digits, tmp_path):
     quantized.save(tmp_path / "int8.xml")
     images = digits[1].images
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    compiled = core().compile_model(tmp_path / "int8.xml", "CPU", settings)
+    compiled = get_core().compile_model(tmp_path / "int8.xml", "CPU", settings)
     np.testing.assert_array_equal(compiled(images)[0], quantized(images))
 
 

@@ -9,9 +9,9 @@ from openvino import opset13 as ops
 from ov_nets import as_openvino
 from torch import nn
 
-from neural_mp.adaptors.openvino.profiler import single_runs, time_ops
+from neural_mp.adaptors.openvino.profiler import separate_single_runs, time_ops
 from neural_mp.adaptors.openvino.runtime import Runner
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 
 
 def averages(runs):
@@ -21,13 +21,13 @@ def averages(runs):
 
 def test_a_slow_run_is_not_seen_in_the_others():
     runs = [9000, 400, 410, 7000, 390, 405, 400]
-    times = single_runs(averages(runs))
+    times = separate_single_runs(averages(runs))
     assert np.abs(np.subtract(times, runs)).max() <= len(runs)
 
 
 @pytest.mark.parametrize("microseconds", [1, 3, 8, 20])
 def test_short_kernels_are_timed_without_their_first_run(microseconds):
-    times = single_runs(averages([10 * microseconds, *[microseconds] * 6]))
+    times = separate_single_runs(averages([10 * microseconds, *[microseconds] * 6]))
     assert times[1:] == pytest.approx([microseconds] * 6, abs=1.2)
 
 
@@ -38,12 +38,12 @@ def test_reported_times_are_averages_over_all_runs():
     runner, reported = Runner(net, profiled=True), []
     for _ in range(12):
         runner([batch])
-        kernels = runner.kernels()
+        kernels = runner.executed_kernels()
         reported.append(sum(kernel.microseconds or 0 for kernel in kernels) * (len(reported) + 1))
     executed = sum(kernel.microseconds is not None for kernel in kernels)
     slack = executed * len(reported)
     assert all(b > a - slack for a, b in pairwise(reported))
-    model = adaptor_named("openvino").load(net, example=batch)
+    model = get_adaptor_named("openvino").load(net, example=batch)
     for runs in time_ops(model, batch, 5).values():
         assert len(runs) == 5
         assert min(runs) >= 0
@@ -71,7 +71,7 @@ def attention_net():
 
 def test_the_time_of_attention_is_not_that_of_a_transpose():
     batch = np.random.default_rng(1).standard_normal((1, LENGTH, HEADS * SIZE)).astype(np.float32)
-    model = adaptor_named("openvino").load(attention_net(), example=batch)
+    model = get_adaptor_named("openvino").load(attention_net(), example=batch)
     seconds = {op: np.median(runs) for op, runs in time_ops(model, batch, 5).items()}
     moving = max(seconds[op] for op in ("queries", "keys", "values", "merged"))
     assert seconds["attention"] > moving

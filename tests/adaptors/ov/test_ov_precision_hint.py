@@ -8,14 +8,14 @@ import torch
 from ov_nets import as_openvino
 from torch import nn
 
-from neural_mp.adaptors.openvino.runtime import Runner, precision_hint
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.openvino.runtime import Runner, choose_precision_hint
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise
 
 INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
-ADAPTOR = adaptor_named("openvino")
+ADAPTOR = get_adaptor_named("openvino")
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,8 @@ def converted(taken_in, *precisions):
     assert [plan.effective[layer] for layer in layers] == list(precisions)
     result = ADAPTOR.convert(model, plan, observations, space)
     runner = Runner(result.program)
-    runner(result.feeds(result.signature.bind(batch)))
-    kernels = [kernel for kernel in runner.kernels() if kernel.type == "Convolution"]
+    runner(result.order_feeds(result.signature.bind_inputs(batch)))
+    kernels = [kernel for kernel in runner.executed_kernels() if kernel.type == "Convolution"]
     return result, [kernel.precision for kernel in kernels]
 
 
@@ -82,7 +82,11 @@ def test_a_saved_and_a_pickled_model_compute_the_same(taken_in, tmp_path):
     ADAPTOR.save(result, tmp_path)
     expected = ADAPTOR.predict(result, taken_in[-1])
     for restored in (ADAPTOR.restore(tmp_path), pickle.loads(pickle.dumps(result))):
-        assert precision_hint(restored.program) == precision_hint(result.program) == "bf16"
+        assert (
+            choose_precision_hint(restored.program)
+            == choose_precision_hint(result.program)
+            == "bf16"
+        )
         np.testing.assert_array_equal(ADAPTOR.predict(restored, taken_in[-1]), expected)
 
 

@@ -20,7 +20,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_model
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import machine, signal_to_noise, uniform
 
 F32 = np.float32
@@ -90,7 +90,12 @@ def quantized(source, images):
     converted = adaptor.convert(model, plan, adaptor.observe(model, [images], space), space)
     portable = adaptor.portability.with_reduced_range(converted)
     assert not adaptor.portability.full_range_kernels(portable)
-    return adaptor, (converted, portable), planned_ops(space, plan), adaptor.predict(model, images)
+    return (
+        adaptor,
+        (converted, portable),
+        list_effective_ops(space, plan),
+        adaptor.predict(model, images),
+    )
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -126,7 +131,7 @@ def test_both_directions_run_in_integer_kernels(kind):
         assert audit.holds
         assert [op.ran_in for op in audit.ops if op.planned.approach is not None] == [INT8, INT8]
         assert [output.any_name for output in adaptor.native(converted).outputs] == names
-        kernels = Runner(adaptor.native(converted)).kernels()
+        kernels = Runner(adaptor.native(converted)).executed_kernels()
         assert [k.precision for k in kernels if k.type == "RNNSeq"] == ["u8", "u8"]
 
 
@@ -175,7 +180,7 @@ def test_layers_run_in_16_bits(kind, options, direction):
         converted = adaptor.convert(
             model, space.resolve(uniform(space, BF16)), Observations(), space
         )
-        kernels = Runner(adaptor.native(converted)).kernels()
+        kernels = Runner(adaptor.native(converted)).executed_kernels()
         assert {k.precision for k in kernels if k.type == "RNNSeq"} == {"bf16"}
 
 

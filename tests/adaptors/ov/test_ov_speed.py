@@ -7,7 +7,7 @@ from ov_nets import as_openvino
 from torch import nn
 
 from neural_mp.adaptors.openvino.runtime import Runner
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 
@@ -38,13 +38,15 @@ def net():
 
 @pytest.mark.slow
 def test_both_terms_of_a_residual_sum_are_written_in_int8(net, batch):
-    adaptor = adaptor_named("openvino")
+    adaptor = get_adaptor_named("openvino")
     model = adaptor.load(net)
     space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
     plan = space.resolve(space.fastest_plan())
     converted = adaptor.convert(model, plan, adaptor.observe(model, [batch], space), space)
     # The plugin fuses a sum into a convolution only if it can write both terms in INT8.
-    kernels = [kernel for kernel in Runner(converted.program).kernels() if kernel.is_integer]
+    kernels = [
+        kernel for kernel in Runner(converted.program).executed_kernels() if kernel.is_integer
+    ]
     terms = {"node_conv2d_1", "node_conv2d_1/quantize"}
     assert any(terms <= set(kernel.ops) for kernel in kernels)
     assert converted.counts.quantize == 1  # only the input: the rest is within kernels
@@ -70,7 +72,7 @@ class Gated(nn.Module):
 
 @pytest.mark.slow
 def test_small_layers_over_one_position_gain_nothing_from_int8(plain_machine):
-    adaptor = adaptor_named("openvino")
+    adaptor = get_adaptor_named("openvino")
     space = adaptor.space(adaptor.load(as_openvino(Gated())), plain_machine)
     layers = [op.name for op in space.graph if op.type == "Convolution"]
     ineligible = [name for name in layers if name not in space.int8_ops]

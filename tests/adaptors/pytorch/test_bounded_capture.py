@@ -18,7 +18,7 @@ from neural_mp.adaptors.pytorch.capture import graph_capture, module_capture, ta
 from neural_mp.adaptors.pytorch.files import onnx_export, storage
 from neural_mp.adaptors.pytorch.graph import dynamic_shapes, symbolic_time
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, fixed_axes
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, find_fixed_axes
 from neural_mp.adaptors.pytorch.pt2 import archive
 from neural_mp.errors import CaptureError, ConversionError, DataError, ModelLoadError
 
@@ -81,8 +81,8 @@ class Named(nn.Module):
 def test_fixed_axes_belong_to_their_inputs():
     second, first = torch.randn(4, 1), torch.randn(4, 6)
     call = CallArgs((), {"second": second, "first": first})
-    graph = graph_capture.capture(Named(), call)
-    fixed = fixed_axes(graph, call.args, call.kwargs, graph.meta[SIZES])
+    graph = graph_capture.capture_module(Named(), call)
+    fixed = find_fixed_axes(graph, call.args, call.kwargs, graph.meta[SIZES])
     assert fixed == {id(first): {1}, id(second): {1}}
 
 
@@ -96,7 +96,7 @@ def grow_expressions() -> None:
 
 def slow_down_exports(monkeypatch, fewest: int) -> None:
     """Let exports of graphs with as many dynamic axes never end."""
-    export = graph_capture.export
+    export = graph_capture.export_program
 
     def export_slowly(module, call, axes, strict=False):
         if not isinstance(axes, str):
@@ -105,7 +105,7 @@ def slow_down_exports(monkeypatch, fewest: int) -> None:
                 grow_expressions()
         return export(module, call, axes, strict)
 
-    monkeypatch.setattr(graph_capture, "export", export_slowly)
+    monkeypatch.setattr(graph_capture, "export_program", export_slowly)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_program_whose_sizes_take_too_long_is_refused(step, tmp_path, monkeypa
 @pytest.mark.usefixtures("limit")
 def test_a_given_program_whose_sizes_take_too_long_is_refused(monkeypatch):
     program = torch.export.export(nn.Linear(4, 2), (torch.randn(3, 4),))
-    monkeypatch.setattr(graph_capture, "sizes_of", lambda _: grow_expressions())
+    monkeypatch.setattr(graph_capture, "collect_size_bounds", lambda _: grow_expressions())
     with pytest.raises(CaptureError, match="export the program with fewer dynamic axes"):
         MixedPrecision(model=program, precisions="int8", objective="modelsize")()
 
@@ -229,13 +229,13 @@ def spend(seconds: float) -> None:
 
 def load_in_modules(seconds_each: float, monkeypatch):
     """Load a model in modules whose captures take some CPU seconds each, of 0.2 for all."""
-    capture = graph_capture.capture
+    capture = graph_capture.capture_module
 
     def capture_slowly(module, call):
         spend(seconds_each)
         return capture(module, call)
 
-    monkeypatch.setattr(graph_capture, "capture", capture_slowly)
+    monkeypatch.setattr(graph_capture, "capture_module", capture_slowly)
     monkeypatch.setattr(module_capture, "MAX_EXPORTS", 1.0)
     return module_capture.capture_modules(Branching().eval(), CallArgs((torch.randn(2, 4),)))
 
@@ -273,7 +273,7 @@ def test_bounds_by_a_slow_equation_are_narrower_but_hold(monkeypatch):
 
 
 def bounds_of_length(call: CallArgs) -> tuple[int, int]:
-    sizes = graph_capture.capture(Rounded(), call).meta[SIZES]
+    sizes = graph_capture.capture_module(Rounded(), call).meta[SIZES]
     return sizes[0][1].least, sizes[0][1].largest
 
 
@@ -293,11 +293,11 @@ class Doubled(nn.Module):
 
 def test_a_condition_that_is_too_long_leaves_its_sizes_fixed(monkeypatch):
     call = CallArgs((torch.randn(2, 50),))
-    axis = graph_capture.capture(Doubled(1), call).meta[SIZES][0][1]
+    axis = graph_capture.capture_module(Doubled(1), call).meta[SIZES][0][1]
     assert axis.conditions
     assert axis.least != axis.largest
     monkeypatch.setattr(dynamic_shapes, "MAX_CONDITION_PARTS", 4)
-    axis = graph_capture.capture(Doubled(1), call).meta[SIZES][0][1]
+    axis = graph_capture.capture_module(Doubled(1), call).meta[SIZES][0][1]
     assert (axis.least, axis.largest) == (50, 50)
 
 
@@ -322,7 +322,7 @@ def test_conditions_that_remain_after_some_runs_stay(monkeypatch):
     for most in (0, 1, 2, taken_paths.MAX_RUNS):
         runs.clear()
         monkeypatch.setattr(taken_paths, "MAX_RUNS", most)
-        graph = graph_capture.capture(Padded(), CallArgs((torch.randn(2, 17),)))
+        graph = graph_capture.capture_module(Padded(), CallArgs((torch.randn(2, 17),)))
         found[most] = set(graph.meta[SIZES][0][1].conditions)
         assert len(runs) <= most
     assert found[0] == found[1] > found[taken_paths.MAX_RUNS]

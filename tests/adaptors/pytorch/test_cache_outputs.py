@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.util.pytree import float_arrays
+from neural_mp.util.pytree import list_float_arrays
 
 WIDTH, HEADS = 16, 2
 
@@ -137,7 +137,7 @@ def test_a_cache_survives_being_taken_apart(net):
 
 def test_tensors_of_a_cache_are_compared_with_those_of_fp32(net):
     outputs = net(torch.randn(2, 3, WIDTH))
-    arrays = float_arrays(outputs)
+    arrays = list_float_arrays(outputs)
     cached = [x for x in tensors(outputs.past_key_values) if x.is_floating_point()]
     expected = [outputs.last_hidden_state, *cached]
     assert len(arrays) == len(expected)

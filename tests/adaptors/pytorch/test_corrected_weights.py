@@ -108,7 +108,7 @@ def test_conversion_is_repeatable(net, batches):
 def test_moments_are_those_of_the_rows_a_layer_reads(net, batches):
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=batches[0])
-    moments = decoder_blocks.input_moments(model, batches, ["hidden"])["hidden"]
+    moments = decoder_blocks.collect_input_moments(model, batches, ["hidden"])["hidden"]
     with torch.no_grad():
         rows = net.table(torch.cat(batches)).reshape(-1, 64)
     np.testing.assert_allclose(moments.products, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)

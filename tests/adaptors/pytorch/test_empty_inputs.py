@@ -46,7 +46,7 @@ def forms(net, inputs, batch):
     space = adaptor.space(model, MACHINE)
     observed = adaptor.observe(model, [inputs, batch], space)
     model = adaptor.convert(model, space.resolve(uniform(space, Precision.INT8)), observed, space)
-    assert any("onednn" in str(node.target) for node in model.runnable.graph.nodes)
+    assert any("onednn" in str(node.target) for node in model.runnable_graph.graph.nodes)
     return lambda *call: adaptor.predict(model, call), adaptor.native(model)
 
 

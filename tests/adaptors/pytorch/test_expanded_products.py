@@ -41,19 +41,21 @@ def test_int8_weights_give_the_product_of_the_rounded_weight(rows, dtype):
 @pytest.mark.parametrize("rows", [1, 64, 65, 150])
 @pytest.mark.parametrize("words", ["uint4 asymmetric per_group 128", "int4 symmetric per_group 32"])
 def test_4_bits_give_the_product_of_the_rounded_weight(rows, words):
-    weight = Quantizer(QuantSpec.parse(words)).nearest(WEIGHT)
-    stored = qdq_ops.stored_parts(weight)
+    weight = Quantizer(QuantSpec.parse(words)).round_to_nearest(WEIGHT)
+    stored = qdq_ops.pack_stored_parts(weight)
     x = _rows(rows)
     outputs = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, BIAS)
-    _assert_close(outputs, x, weight.floats(), STEP)
+    _assert_close(outputs, x, weight.to_floats(), STEP)
 
 
 @pytest.mark.parametrize("bits", [2, 3])
 def test_few_bits_give_the_product_of_the_rounded_weight(bits):
-    weight = Quantizer(QuantSpec.parse(f"uint{bits} asymmetric per_group 64")).nearest(WEIGHT)
+    weight = Quantizer(QuantSpec.parse(f"uint{bits} asymmetric per_group 64")).round_to_nearest(
+        WEIGHT
+    )
     x = _rows(5)
-    outputs = kernel_ops.low_bit_linear(x, *qdq_ops.stored_parts(weight), bits, BIAS)
-    _assert_close(outputs, x, weight.floats(), STEP)
+    outputs = kernel_ops.low_bit_linear(x, *qdq_ops.pack_stored_parts(weight), bits, BIAS)
+    _assert_close(outputs, x, weight.to_floats(), STEP)
 
 
 def test_float16_inputs_do_not_overflow():
@@ -66,8 +68,8 @@ def test_float16_inputs_do_not_overflow():
 def test_the_zero_point_stays_zero_for_many_rows():
     weight = np.array(WEIGHT[:32, :256])
     weight[:, ::2] = 0
-    stored = qdq_ops.stored_parts(
-        Quantizer(QuantSpec.parse("uint4 asymmetric per_group 32")).nearest(weight)
+    stored = qdq_ops.pack_stored_parts(
+        Quantizer(QuantSpec.parse("uint4 asymmetric per_group 32")).round_to_nearest(weight)
     )
     x = torch.zeros(120, 256)
     x[:, ::2] = 1

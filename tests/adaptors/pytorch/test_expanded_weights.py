@@ -11,7 +11,7 @@ from torch import nn
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.common.weights.grouped_weight import BitOrder, Quantizer, pack_codes
-from neural_mp.adaptors.pytorch.graph.qdq_ops import codes_of
+from neural_mp.adaptors.pytorch.graph.qdq_ops import unpack_stored_codes
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
@@ -41,22 +41,24 @@ def converted(net, bits, spec):
 
 def test_all_codes_cover_the_range_of_a_group(bits, spec):
     weight = np.random.default_rng(0).normal(0.2, 1, (5, 64)).astype(np.float32)
-    quantized = Quantizer(spec).nearest(weight)
+    quantized = Quantizer(spec).round_to_nearest(weight)
     assert set(np.unique(quantized.codes)) == set(range(2**bits))
     steps = np.repeat(quantized.scales, 32, axis=1)
-    assert (np.abs(quantized.floats() - weight) <= steps * (0.5 + 2**bits / 256)).all()
+    assert (np.abs(quantized.to_floats() - weight) <= steps * (0.5 + 2**bits / 256)).all()
 
 
 def test_packed_codes_are_read_back(bits):
     codes = np.random.default_rng(0).integers(2**bits, size=(3, 16)).astype(np.uint8)
     stored = pack_codes(codes, bits, BitOrder.UPPER_FIRST)
     assert stored.shape == (3, 2 * bits)
-    assert (codes_of(torch.from_numpy(stored), bits).numpy() == codes).all()
+    assert (unpack_stored_codes(torch.from_numpy(stored), bits).numpy() == codes).all()
 
 
 def test_results_are_those_of_the_rounded_weights(net, converted, spec):
     def rounded(layer):
-        return torch.from_numpy(Quantizer(spec).nearest(layer.weight.detach().numpy()).floats())
+        return torch.from_numpy(
+            Quantizer(spec).round_to_nearest(layer.weight.detach().numpy()).to_floats()
+        )
 
     x = torch.randint(0, 50, (20, 1))
     with torch.no_grad():

@@ -47,7 +47,7 @@ def converted(net):
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(Quantizer(SPEC).nearest(weight.detach().numpy()).floats())
+    return torch.from_numpy(Quantizer(SPEC).round_to_nearest(weight.detach().numpy()).to_floats())
 
 
 @pytest.mark.parametrize("rows", [1, 60, 200])
@@ -101,11 +101,11 @@ def test_ops_without_a_4_bit_kernel_name_the_reason(net):
     model = adaptor.load(net, example=torch.zeros(2, 7, dtype=torch.long))
     space = adaptor.space(model, detect({}))
     reason = "the kernel for weights below 8 bits requires a multiple of 16 outputs, got 10"
-    assert space.capabilities["odd"].refusal(Precision.INT4) == reason
+    assert space.capabilities["odd"].refusal_reason(Precision.INT4) == reason
     odd = nn.Sequential(nn.Linear(20, 16)).eval()
     space = adaptor.space(adaptor.load(odd, example=torch.zeros(2, 20)), detect({}))
     assert "a group size divides (128, 64, 32), got 20" in str(
-        space.capabilities["0"].refusal(Precision.INT4)
+        space.capabilities["0"].refusal_reason(Precision.INT4)
     )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from neural_mp.adaptors.pytorch.capture import functionalize, graph_capture
-from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.adaptors.pytorch.versions import make_unguarded_module
 
 Code = Callable[[torch.Tensor], object]
 
@@ -172,7 +172,7 @@ REWRITTEN: tuple[Code, ...] = (
 @pytest.mark.parametrize("code", REWRITTEN)
 def test_updates_of_new_tensors_are_rewritten_without_a_trace(code):
     torch.manual_seed(0)
-    module = unguarded_module(exported(Net(code)))
+    module = make_unguarded_module(exported(Net(code)))
     assert in_place_ops(module)
     assert functionalize.make_functional(module)
     assert not in_place_ops(module)
@@ -246,8 +246,8 @@ def net_of(code: Callable[..., object]) -> Net:
 def test_other_updates_are_left_to_torch_and_computed_alike(code):
     torch.manual_seed(0)
     program = exported(net_of(code), rows=None)
-    assert not functionalize.make_functional(unguarded_module(program))
-    graph, x = graph_capture.graph_of(program), torch.randn(4, 5)
+    assert not functionalize.make_functional(make_unguarded_module(program))
+    graph, x = graph_capture.convert_to_graph(program), torch.randn(4, 5)
     with torch.no_grad():
         assert_equal(graph(x.clone()), net_of(code)(x.clone()))
 
@@ -311,7 +311,10 @@ def test_programs_of_updates_of_parts_compute_the_same_in_eager_torch_and_here(s
     torch.manual_seed(0)
     net = Net(lambda x: run_steps(steps, x))
     program = exported(net, rows=None)
-    module, theirs = unguarded_module(program), unguarded_module(program.run_decompositions({}))
+    module, theirs = (
+        make_unguarded_module(program),
+        make_unguarded_module(program.run_decompositions({})),
+    )
     assert functionalize.make_functional(module)
     assert not in_place_ops(module)
     for _ in range(2):

@@ -22,7 +22,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
 from neural_mp.core.enums import Capture
-from neural_mp.core.precision import weight_only
+from neural_mp.core.precision import make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 from neural_mp.util.system.interruption import TimeLimit
@@ -49,7 +49,7 @@ def model():
 
 
 def _plan(model, method: str, bits: int = 4) -> PrecisionPlan:
-    spec = weight_only(QuantSpec.parse(f"uint{bits} asymmetric per_group 64 {method}"))
+    spec = make_weight_only(QuantSpec.parse(f"uint{bits} asymmetric per_group 64 {method}"))
     dense = (op for op in ADAPTOR.grouped_weights.weights(model) if "embed" not in op)
     return PrecisionPlan(dict.fromkeys(dense, spec))
 
@@ -63,7 +63,7 @@ def _made(model, method="autoround", bits=4, seed=0, folder=None):
 def _rounded(weights) -> nn.Module:
     net = decoder()
     for op, weight in weights.items():
-        net.get_submodule(op).weight.data.copy_(torch.from_numpy(weight.floats()))
+        net.get_submodule(op).weight.data.copy_(torch.from_numpy(weight.to_floats()))
     return net
 
 
@@ -86,7 +86,7 @@ def test_the_results_of_a_block_are_closer_than_with_weights_rounded_to_nearest(
     learned = _made(model, bits=bits)
     spec = QuantSpec.parse(f"uint{bits} asymmetric per_group 64")
     weights = ADAPTOR.grouped_weights.weights(model)
-    nearest = {op: Quantizer(spec).nearest(weights[op]) for op in learned}
+    nearest = {op: Quantizer(spec).round_to_nearest(weights[op]) for op in learned}
     assert _block_error(_rounded(learned)) < 0.9 * _block_error(_rounded(nearest))
 
 
@@ -138,13 +138,13 @@ t._made(model, folder=Path({str(tmp_path)!r}))
     assert killed.returncode == -signal.SIGKILL
     (file,) = tmp_path.glob("*.npz")
     learned: list[int] = []
-    learn = learned_blocks._Student.learned
+    learn = learned_blocks._Student.learn_weights
 
     def counted(self, learning, *args):
         learned.append(len(learning))
         return learn(self, learning, *args)
 
-    monkeypatch.setattr(learned_blocks._Student, "learned", counted)
+    monkeypatch.setattr(learned_blocks._Student, "learn_weights", counted)
     resumed = _made(model, folder=tmp_path)
     assert len(learned) == 1, "the first block is taken from its file"
     _assert_equal(resumed, _made(model))
@@ -179,9 +179,9 @@ def test_corrections_by_calibration_continue_after_the_last_block(
 
 def test_moments_block_by_block_are_those_of_the_whole_model(model):
     ops = [op for op in ADAPTOR.grouped_weights.weights(model) if "layers" in op]
-    whole = decoder_blocks.input_moments(model, samples(), ops)
+    whole = decoder_blocks.collect_input_moments(model, samples(), ops)
     blockwise = {}
-    for moments in decoder_blocks.block_moments(
+    for moments in decoder_blocks.iterate_block_moments(
         model, lambda: iter(samples()), ops, lambda _: False
     ):
         blockwise |= moments
@@ -220,7 +220,7 @@ def test_layers_outside_of_blocks_are_learned_for_their_own_results():
     spec = QuantSpec.parse("uint3 asymmetric per_group 32")
 
     def error(method: str) -> float:
-        plan = {"0": weight_only(QuantSpec.parse(f"{spec} {method}"))}
+        plan = {"0": make_weight_only(QuantSpec.parse(f"{spec} {method}"))}
         result = convert_with_plan(
             copy.deepcopy(net), PrecisionPlan(plan), inputs=batches[0], calibration=batches
         )
@@ -245,7 +245,7 @@ def test_experts_of_a_block_are_learned_with_it():
     assert sum("experts" in op for op in dense) == 2 * 4
 
     def error(method: str) -> float:
-        spec = weight_only(QuantSpec.parse(f"uint4 asymmetric per_group 64 {method}"))
+        spec = make_weight_only(QuantSpec.parse(f"uint4 asymmetric per_group 64 {method}"))
         result = convert_with_plan(
             net,
             PrecisionPlan(dict.fromkeys(dense, spec)),
@@ -273,7 +273,7 @@ def test_a_time_limit_ends_learning_and_other_blocks_are_corrected_alone(model, 
         calls.append(limit)
         return len(calls) > 5
 
-    monkeypatch.setattr(TimeLimit, "ends", ends)
+    monkeypatch.setattr(TimeLimit, "is_reached", ends)
     learned, start = _made(model, "awq autoround", 3), _made(model, "awq", 3)
     assert learned.keys() == whole.keys() == start.keys()
     assert _block_error(_rounded(learned)) <= _block_error(_rounded(start))

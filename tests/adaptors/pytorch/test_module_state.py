@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
 
 EVERY_NET = (*nets.DEPENDENT, *nets.INDEPENDENT)
 
@@ -113,6 +113,6 @@ def test_a_graph_whose_code_is_generated_on_demand_runs_after_its_state_is_resto
     traced = torch.export.export(nn.Linear(4, 2), (torch.ones(3, 4),)).module(check_guards=False)
     graph = _LazyGraphModule(traced, traced.graph)
     inputs = torch.ones(3, 4)
-    with preserve_state(graph):
+    with preserve_module_state(graph):
         expected = graph(inputs)
     assert torch.equal(graph(inputs), expected)

@@ -42,7 +42,7 @@ def test_a_layer_with_a_computed_weight_can_run_in_int8(kind):
     layer, x = _COMPUTED[kind].eval(), torch.randn(2, 3, 8, 8)
     adaptor = PyTorchAdaptor()
     space = adaptor.space(adaptor.load(layer, example=x), detect({}))
-    assert [op.refusal(Precision.INT8) for op in space.capabilities.values()] == [None]
+    assert [op.refusal_reason(Precision.INT8) for op in space.capabilities.values()] == [None]
 
 
 class Branching(nn.Module):

@@ -21,7 +21,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
 from neural_mp.profiling.audit import Verdict, audit_model, audit_ops
-from neural_mp.space import TuningSpace, planned_ops
+from neural_mp.space import TuningSpace, list_effective_ops
 from neural_mp.testing import signal_to_noise
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_any_plan_runs_near_fp32(name, data):
     single = floats(loaded.adaptor.predict(converted, ARCHITECTURES[name].inputs(1)))
     assert len(single) == len(loaded.reference)
 
-    planned = planned_ops(loaded.space, loaded.space.resolve(plan))
+    planned = list_effective_ops(loaded.space, loaded.space.resolve(plan))
     audit = audit_model(LoadedModel(loaded.adaptor, converted), planned)
     assert audit.holds, audit.findings
     assert not [op for op in audit.findings if op.verdict is Verdict.LOWER]
@@ -166,9 +166,11 @@ def test_module_by_module_the_users_code_still_decides():
     assert signal_to_noise(expected.numpy(), got.numpy()) > BOUND
     assert list(converted.parts) == ["stem", "early", "late", "rest"]
     ran = loaded.adaptor.trace_kernels(converted, sure)
-    reached = {op for op, report in ran.items() if report.executed}
+    reached = {op for op, report in ran.items() if report.was_executed}
     assert reached == {"stem.0", "early"}
-    report = audit_ops(planned_ops(loaded.space, loaded.space.resolve(plan)), ran, lambda _: False)
+    report = audit_ops(
+        list_effective_ops(loaded.space, loaded.space.resolve(plan)), ran, lambda _: False
+    )
     assert report.holds
     assert {op.name for op in report.findings} == {"late", "rest.0"}
     assert type(user.early) is torch.nn.Linear  # the user's own model is untouched

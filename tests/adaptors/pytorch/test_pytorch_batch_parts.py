@@ -90,7 +90,7 @@ def converted(then, precision=Precision.INT8, batch=6):
 def tiny_parts(monkeypatch):
     """Parts of two of the samples here."""
     monkeypatch.setattr(batch_parts, "MAX_PART_BYTES", 2 * 6144 // torch.get_num_threads())
-    monkeypatch.setattr(batch_parts, "_largest_op", lambda sample, module: 6144)
+    monkeypatch.setattr(batch_parts, "_measure_largest_op", lambda sample, module: 6144)
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16])
@@ -98,7 +98,7 @@ def tiny_parts(monkeypatch):
 def test_parts_give_the_results_of_the_whole_batch(name, precision, tiny_parts):
     model, x = converted(ALONE[name], precision)
     direct = DirectGraph(model.runnable)
-    assert [len(part) for (part,) in direct._parts.of([x])] == [2, 2, 2]
+    assert [len(part) for (part,) in direct._parts.split_leaves([x])] == [2, 2, 2]
     with torch.no_grad():
         expected, first, later = model.runnable(x), direct(x), direct(x)
     torch.testing.assert_close(first, expected, atol=1e-5, rtol=1e-5)
@@ -110,7 +110,7 @@ def test_parts_give_the_results_of_the_whole_batch(name, precision, tiny_parts):
 def test_samples_that_depend_on_others_stay_together(name, tiny_parts):
     model, x = converted(MIXED[name])
     direct = DirectGraph(model.runnable)
-    assert not direct._parts.fit([x])
+    assert not direct._parts.can_split([x])
     with torch.no_grad():
         assert torch.equal(
             *(torch.cat([leaf.flatten() for leaf in leaves]) for leaves in _both(direct, model, x))
@@ -160,9 +160,9 @@ def test_parts_hold_what_an_op_reads_and_writes(monkeypatch):
     least, most = 2 * x[0, 0].numel() * 8, 3 * 4 * x[0, 0].numel() * 8
     for limit, whole in ((least - 1, False), (6 * most, True)):
         monkeypatch.setattr(batch_parts, "MAX_PART_BYTES", limit / torch.get_num_threads())
-        assert (len(parts.of([x])) == 1) is whole
+        assert (len(parts.split_leaves([x])) == 1) is whole
     monkeypatch.setattr(batch_parts, "MAX_PART_BYTES", 1)
-    assert [len(part) for (part,) in parts.of([x])] == [1] * 6
+    assert [len(part) for (part,) in parts.split_leaves([x])] == [1] * 6
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries differ")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.observe import calibration_graph
+from neural_mp.adaptors.pytorch.observe import make_calibration_graph
 from neural_mp.core.hardware import detect
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
     model = captured(net)
     x = random(size, 3, 16, 12)
     original = x.clone()
-    outputs = calibration_graph(model).portable(x)
+    outputs = make_calibration_graph(model).portable_graph(x)
     # One output is in float64, computed from float32.
     torch.testing.assert_close(outputs, net(x), rtol=1.3e-6, atol=1e-5)
     assert torch.equal(x, original)
@@ -96,13 +96,14 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
 def test_convolutions_are_packed_once_and_what_nobody_reads_is_written_over():
     model = captured(Residual())
     original = [node.target for node in model.portable.graph.nodes]
-    targets = [node.target for node in calibration_graph(model).portable.graph.nodes]
+    targets = [node.target for node in make_calibration_graph(model).portable_graph.graph.nodes]
     assert targets.count(PACKED) == 3
     quick = {aten.relu_.default, aten.hardtanh_.default, aten.add_.Tensor, aten.silu_.default}
     assert quick <= set(targets)
     assert [node.target for node in model.portable.graph.nodes] == original
     targets = [
-        node.target for node in calibration_graph(captured(ReadTwice())).portable.graph.nodes
+        node.target
+        for node in make_calibration_graph(captured(ReadTwice())).portable_graph.graph.nodes
     ]
     assert aten.relu.default in targets
     assert aten.relu_.default not in targets

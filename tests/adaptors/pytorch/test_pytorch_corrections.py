@@ -156,7 +156,7 @@ def test_a_channel_that_calibration_found_silent_is_scaled_like_the_rest():
     case = Case(net, data)
     models = case.model, case.in_fp32(case.with_corrections_of("b", "smooth"))
     original, corrected = (
-        case.adaptor.corrections.layer_params(model)["a"].output_limits() for model in models
+        case.adaptor.corrections.layer_params(model)["a"].max_output_weights() for model in models
     )
     scales = corrected / original
     heard = np.array(case.observed.channels["relu"].high) > 0
@@ -168,7 +168,7 @@ def test_weights_in_bf16_are_scaled_in_bf16():
     net, data = seeded(Between).to(torch.bfloat16), (torch.randn(16, 8, 8).to(torch.bfloat16),)
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data)
-    limits = adaptor.corrections.layer_params(model)["a"].output_limits()
+    limits = adaptor.corrections.layer_params(model)["a"].max_output_weights()
     assert limits[3] > 100 * np.median(limits)
     twice, half = LayerRescale(outputs=np.full(8, 2.0)), LayerRescale(inputs=np.full(8, 0.5))
     changed = adaptor.corrections.with_layer_params(model, {"a": twice, "b": half})

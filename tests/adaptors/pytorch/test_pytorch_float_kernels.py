@@ -167,7 +167,7 @@ def converter(net, monkeypatch):
         return [[1.0 / 2**index] * 20 for index in range(len(models))]
 
     monkeypatch.setattr(PyTorchAdaptor, "faster_kernels", staticmethod(faster))
-    monkeypatch.setattr(Measurement, "contest", contest)
+    monkeypatch.setattr(Measurement, "measure_until_decided", contest)
     tuner = MixedPrecision()
     tuner.model, tuner.precisions = net, "fp32"
     tuner.calib_dataloader = [torch.from_numpy(images(2))]
@@ -202,14 +202,18 @@ def test_a_replayed_plan_gives_the_same_bits(converter, net, tmp_path):
 
 @pytest.mark.slow
 def test_kernels_that_gain_nothing_are_not_used(converter, monkeypatch):
-    monkeypatch.setattr(Measurement, "contest", lambda _, models: [[1.0] * 20 for _ in models])
+    monkeypatch.setattr(
+        Measurement, "measure_until_decided", lambda _, models: [[1.0] * 20 for _ in models]
+    )
     result = converter()
     assert not any(config.kernel for config in result.plan.values())
     assert packed_calls(result.loaded.held) == []
 
 
 def test_small_models_are_not_measured(adaptor, fp32, packed_plan, monkeypatch):
-    monkeypatch.setattr(float_kernels, "fastest_runs", lambda variants: pytest.fail("measured"))
+    monkeypatch.setattr(
+        float_kernels, "time_fastest_runs", lambda variants: pytest.fail("measured")
+    )
     assert float_kernels.find_faster_kernels(fp32, images(2), list(packed_plan.plan)) == {}
 
 
@@ -227,7 +231,7 @@ def test_every_variant_of_a_layer_is_measured(adaptor, fp32, packed_plan, monkey
         )
         return seconds[len(variants)]
 
-    monkeypatch.setattr(float_kernels, "fastest_runs", fastest)
+    monkeypatch.setattr(float_kernels, "time_fastest_runs", fastest)
     monkeypatch.setattr(float_kernels, "_LEAST_PRODUCTS", 0)
     kernels = float_kernels.find_faster_kernels(fp32, images(2), list(packed_plan.plan))
     layers = [op for op in kernels if packed_plan.plan[op] == PACKED]

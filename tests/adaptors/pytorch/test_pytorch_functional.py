@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.capture import functionalize, graph_capture
 from neural_mp.adaptors.pytorch.graph.graph_edit import has_tensors
-from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.adaptors.pytorch.versions import make_unguarded_module
 
 
 class Residual(nn.Module):
@@ -111,9 +111,9 @@ def ops_of(module: torch.fx.GraphModule) -> list[str]:
 @pytest.mark.parametrize("kind", [Residual, Reshaped, ReadBefore, Dropped, Literals])
 def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     program = exported(kind())
-    mine = unguarded_module(program)
+    mine = make_unguarded_module(program)
     assert functionalize.make_functional(mine)
-    theirs = unguarded_module(program.run_decompositions({}))
+    theirs = make_unguarded_module(program.run_decompositions({}))
     theirs.graph.eliminate_dead_code()
     assert ops_of(mine) == ops_of(theirs)
 
@@ -122,7 +122,7 @@ def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
 def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     torch.manual_seed(0)
     module = kind().eval()
-    graph = graph_capture.graph_of(exported(module))
+    graph = graph_capture.convert_to_graph(exported(module))
     for shape in ((3, 2, 8, 8), (5, 2, 12, 6)):
         x = torch.randn(shape)
         with torch.no_grad():
@@ -140,7 +140,7 @@ def test_a_model_with_updates_in_place_is_traced_once(kind, monkeypatch):
 
 
 def test_a_size_is_worked_out_of_the_inputs_and_reads_no_result():
-    graph = graph_capture.graph_of(exported(Reshaped()))
+    graph = graph_capture.convert_to_graph(exported(Reshaped()))
     sizes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
     assert sizes
     assert all(node.args[0].op == "placeholder" for node in sizes)

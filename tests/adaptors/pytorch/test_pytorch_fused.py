@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
-from neural_mp.adaptors.pytorch.versions import integer_convolution
+from neural_mp.adaptors.pytorch.versions import find_integer_convolution
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 INT8 = Precision.INT8
 #: The name of the integer kernel of the convolutions here.
-CONVOLVED = str(integer_convolution(2))
+CONVOLVED = str(find_integer_convolution(2))
 
 
 def written(converted, x):

@@ -10,10 +10,10 @@ from torch import nn
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
-from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.graph.graph_edit import copy_graph_shallowly
 from neural_mp.adaptors.pytorch.kernels import lowering
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
-from neural_mp.adaptors.pytorch.kernels.programs import inline_kernels, overwrite_dead
+from neural_mp.adaptors.pytorch.kernels.programs import inline_kernels, overwrite_dead_inputs
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
 
@@ -51,9 +51,9 @@ def targets_of(graph):
 
 
 def rewritten(graph):
-    module = shallow_copy(graph)
+    module = copy_graph_shallowly(graph)
     inline_kernels(module)
-    overwrite_dead(module)
+    overwrite_dead_inputs(module)
     return module, targets_of(module)
 
 
@@ -100,7 +100,7 @@ def test_inputs_are_never_overwritten():
 
     torch.manual_seed(0)
     adaptor, x = PyTorchAdaptor(), torch.randn(4, 8)
-    direct = DirectGraph(adaptor.load(Scaled().eval(), example=x).runnable)
+    direct = DirectGraph(adaptor.load(Scaled().eval(), example=x).runnable_graph)
     original = x.clone()
     for _ in range(3):
         direct(x)
@@ -120,7 +120,7 @@ def test_a_product_of_another_shape_overwrites_nothing():
 
     torch.manual_seed(0)
     net, x = Widened().eval(), torch.randn(4, 8)
-    direct = DirectGraph(PyTorchAdaptor().load(net, example=x).runnable)
+    direct = DirectGraph(PyTorchAdaptor().load(net, example=x).runnable_graph)
     with torch.no_grad():
         assert all(torch.equal(direct(x), net(x)) for _ in range(3))
 

@@ -11,7 +11,7 @@ from ties import off_ties
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.common.conversion import observe
+from neural_mp.adaptors.common.conversion import collect_observations
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.graph.kernel_ops import max_pool2d_uint8
 from neural_mp.core.precision import Precision
@@ -244,7 +244,9 @@ def test_results_read_in_16_bits_take_no_reference_implementation(layers, size, 
     first, _ = space.tunable_ops
     integers, floats = uniform(space, INT8), uniform(space, precision)
     plan = space.resolve(floats.replacing({first: integers[first]}))
-    converted = adaptor.convert(model, plan, observe(adaptor, model, [x], space), space)
+    converted = adaptor.convert(
+        model, plan, collect_observations(adaptor, model, [x], space), space
+    )
     with kernel_log() as log:
         outputs = adaptor.predict(converted, x)
     of_integers = [call.implementation for call in log.calls if call.dtypes.get("src") == "u8"]

@@ -10,7 +10,7 @@ from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.graph.graph_edit import copy_graph_shallowly
 from neural_mp.adaptors.pytorch.kernels import programs
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
@@ -80,7 +80,7 @@ def test_ops_of_a_float_graph_keep_every_bit():
     x = torch.randn(3, 6)
     model = PyTorchAdaptor().load(net, example=x)
     with torch.no_grad():
-        direct, expected = DirectGraph(model.runnable), model.runnable(x)
+        direct, expected = DirectGraph(model.runnable_graph), model.runnable_graph(x)
         assert torch.equal(direct(x), expected)
         assert torch.equal(direct(x), expected)
 
@@ -93,7 +93,7 @@ def test_relu6_up_to_the_largest_integer_needs_no_kernel_of_its_own(graph):
 
 
 def test_most_convolutions_are_called_by_programs(graph):
-    module = shallow_copy(graph)
+    module = copy_graph_shallowly(graph)
     programs.call_programs(module)
     names = [str(getattr(node.target, "__name__", node.target)) for node in module.graph.nodes]
     assert "program_0" in names

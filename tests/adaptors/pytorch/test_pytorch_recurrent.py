@@ -17,7 +17,7 @@ from neural_mp.core.enums import Approach
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.profiling.audit import audit_model
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import uniform
 
 INT8, BF16 = Precision.INT8, Precision.BF16
@@ -88,7 +88,7 @@ class Case:
             return flat(self.net(*inputs))
 
     def audit(self):
-        planned = planned_ops(self.space, self.resolved)
+        planned = list_effective_ops(self.space, self.resolved)
         return audit_model(LoadedModel(self.adaptor, self.converted), planned)
 
     @property
@@ -165,14 +165,14 @@ def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_flo
     torch.manual_seed(0)
     (x,) = sequences()
     case = Case(Layer("LSTM"), x)
-    monkeypatch.setattr(recurrent, "kernel_obstacle", lambda: "no kernel in this build")
+    monkeypatch.setattr(recurrent, "find_kernel_obstacle", lambda: "no kernel in this build")
     again = Case(case.net, x)
     assert again.space.capabilities[again.layer].reasons[INT8] == "no kernel in this build"
-    from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
+    from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 
     portable = case.converted.portable
     with torch.no_grad():
-        floats = flat(runnable_form(portable)(x))
+        floats = flat(lower_to_kernels(portable)(x))
     for output, reference in zip(floats, case.wanted(x), strict=True):
         assert MIN_SQNR < sqnr(reference, output) < 80
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.ranges import affine_parameters
+from neural_mp.adaptors.common.ranges import compute_affine_parameters
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -133,7 +133,7 @@ def test_values_of_any_size_are_quantized(size):
 @given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30))
 def test_scale_and_zero_point_hold_the_range(first, second):
     low, high = sorted((first, second))
-    scale, zero_point = affine_parameters(low, high)
+    scale, zero_point = compute_affine_parameters(low, high)
     assert 0 <= zero_point <= 255
     assert np.isfinite(np.float32(1 / scale))
     step = 1.01 * scale

@@ -8,7 +8,7 @@ from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.graph.graph_edit import arguments
+from neural_mp.adaptors.pytorch.graph.graph_edit import get_arguments
 from neural_mp.adaptors.pytorch.kernels import lowering
 from neural_mp.adaptors.pytorch.kernels.lowering import fold_scales
 from neural_mp.core.precision import Precision
@@ -43,7 +43,7 @@ def converted(net):
 
 def kernels_of(graph):
     calls = [node for node in graph.graph.nodes if "onednn" in str(node.target)]
-    return [(call, arguments(call)) for call in calls]
+    return [(call, get_arguments(call)) for call in calls]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -16,7 +16,7 @@ import neural_mp
 from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.weights import grouped_weight
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
-from neural_mp.adaptors.common.weights.weight_corrections import corrected_weight
+from neural_mp.adaptors.common.weights.weight_corrections import round_with_corrections
 from neural_mp.adaptors.pytorch import layer_weights
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.decoders import transformers_folder
@@ -24,7 +24,7 @@ from neural_mp.adaptors.pytorch.decoders.transformers_folder import read_folder
 from neural_mp.adaptors.pytorch.graph import kernel_ops
 from neural_mp.core.enums import Capture
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import weight_only
+from neural_mp.core.precision import make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ModelLoadError
 
@@ -62,7 +62,7 @@ def _plan(decoder: nn.Module, text: str) -> PrecisionPlan:
     dense = (nn.Linear, transformers.pytorch_utils.Conv1D)
     names = [name for name, part in decoder.named_modules() if isinstance(part, dense)]
     names = [name for name in names if name != "lm_head" and (".c_proj" not in name)]
-    return PrecisionPlan({name: weight_only(spec) for name in names})
+    return PrecisionPlan({name: make_weight_only(spec) for name in names})
 
 
 def _written(model: nn.Module) -> list[int]:
@@ -165,7 +165,7 @@ def test_weights_in_16_bits_are_read_in_float32_one_at_a_time():
     decoder = _decoder("llama", torch.bfloat16)
     with torch.no_grad():
         model = PyTorchAdaptor().load(decoder, example={"input_ids": _IDS}, capture=Capture.LAYERS)
-    weights = layer_weights.weights(model)
+    weights = layer_weights.constant_weights(model)
     layer = "model.layers.1.mlp.up_proj"
     first, second = weights[layer], weights[layer]
     assert first.dtype == np.float32
@@ -180,10 +180,10 @@ def test_weights_in_16_bits_are_read_in_float32_one_at_a_time():
 def test_parts_of_a_weight_round_like_the_whole(words, monkeypatch):
     weight = np.random.default_rng(0).normal(size=(300, 64)).astype(np.float32)
     quantizer = Quantizer(QuantSpec.parse(words))
-    whole = corrected_weight(weight, quantizer)
+    whole = round_with_corrections(weight, quantizer)
     monkeypatch.setattr(grouped_weight, "VALUES_AT_ONCE", 64)
-    in_parts = corrected_weight(weight, quantizer)
-    assert len(list(grouped_weight.row_parts(weight.shape))) == 3
+    in_parts = round_with_corrections(weight, quantizer)
+    assert len(list(grouped_weight.iterate_row_parts(weight.shape))) == 3
     for name in ("codes", "scales", "offsets"):
         np.testing.assert_array_equal(getattr(in_parts, name), getattr(whole, name))
 

@@ -10,7 +10,7 @@ from torch import nn
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.graph.graph_edit import copy_graph_shallowly
 from neural_mp.adaptors.pytorch.kernels import lowering
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.kernels.programs import inline_kernels
@@ -66,7 +66,7 @@ def without_products(monkeypatch, net, precisions):
     """Return the graph with the convolutions and products that the net has."""
     with monkeypatch.context() as patched:
         patched.setattr(lowering, "call_pixel_products", lambda module: None)
-        patched.setattr(lowering, "_gated_operands", lambda product: None)
+        patched.setattr(lowering, "_match_gated_operands", lambda product: None)
         return converted(net, precisions)
 
 
@@ -117,7 +117,7 @@ def test_a_gate_is_part_of_the_quantization(form, monkeypatch):
 
 def test_few_ops_remain_of_a_block(monkeypatch):
     precisions = {"first": Precision.INT8, "last": Precision.INT8}
-    module = shallow_copy(converted(Block(), precisions))
+    module = copy_graph_shallowly(converted(Block(), precisions))
     inline_kernels(module)
     called = targets(module)
     start = called.index(aten.mean.dim)
@@ -130,7 +130,7 @@ def test_few_ops_remain_of_a_block(monkeypatch):
         aten.sigmoid.default,
         aten.view.default,
     ]
-    reference = shallow_copy(without_products(monkeypatch, Block(), precisions))
+    reference = copy_graph_shallowly(without_products(monkeypatch, Block(), precisions))
     inline_kernels(reference)
     assert aten.addcmul.default not in targets(reference)
 
@@ -153,14 +153,14 @@ def test_other_convolutions_stay(layer):
     size = 3 if layer.kernel_size == (3, 3) else 1
     net = nn.Sequential(nn.Conv2d(3, 22, 1), nn.AdaptiveAvgPool2d(size), layer)
     graph = converted(net, {"0": Precision.INT8})
-    assert kernels.pixel_product not in targets(graph)
+    assert kernels.run_pixel_product not in targets(graph)
     assert layers.CONVOLUTION in targets(graph)
 
 
 def test_a_graph_in_fp32_keeps_every_bit():
     net = Block()
     graph, x = converted(net, {}), torch.randn(2, 3, 9, 7)
-    assert kernels.pixel_product not in targets(graph)
+    assert kernels.run_pixel_product not in targets(graph)
     with torch.no_grad():
         assert torch.equal(graph(x), net(x))
 

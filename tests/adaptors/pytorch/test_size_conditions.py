@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch.capture.graph_capture import capture
+from neural_mp.adaptors.pytorch.capture.graph_capture import capture_module
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, from_plain, to_plain
 from neural_mp.errors import DataError, NeuralMPError
@@ -90,7 +90,7 @@ def outcomes(graph, net):
 @torch.no_grad()
 def test_a_graph_runs_only_sizes_that_take_its_path(rule, rows):
     net = Branching(rule).eval()
-    ran = outcomes(capture(net, CallArgs((torch.randn(2, 3, rows, 24),))), net)
+    ran = outcomes(capture_module(net, CallArgs((torch.randn(2, 3, rows, 24),))), net)
     assert ran[rows, 24]
     assert not all(ran.values())
 
@@ -99,7 +99,7 @@ def test_a_graph_runs_only_sizes_that_take_its_path(rule, rows):
 @torch.no_grad()
 def test_a_branch_to_equal_results_refuses_no_size(rule, rows):
     net = Branching(rule).eval()
-    graph = capture(net, CallArgs((torch.randn(2, 3, rows, 24),)))
+    graph = capture_module(net, CallArgs((torch.randn(2, 3, rows, 24),)))
     ran = outcomes(graph, net)
     assert all(was_run for size, was_run in ran.items() if size[0] > 2)
 
@@ -122,7 +122,7 @@ def test_a_saved_model_refuses_sizes_of_another_path(tmp_path):
 @torch.no_grad()
 def test_conditions_survive_a_file():
     net = Branching(of_largest).eval()
-    sizes = capture(net, CallArgs((torch.randn(2, 3, 25, 24),))).meta[SIZES]
+    sizes = capture_module(net, CallArgs((torch.randn(2, 3, 25, 24),))).meta[SIZES]
     assert from_plain(json.loads(json.dumps(to_plain(sizes)))) == sizes
     assert any(axis.conditions for axis in sizes[0])
 

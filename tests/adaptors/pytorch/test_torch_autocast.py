@@ -9,7 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.graph.op_types import TYPES
-from neural_mp.adaptors.pytorch.training.function_types import Handling, all_op_types, function_of
+from neural_mp.adaptors.pytorch.training.function_types import (
+    Handling,
+    all_op_types,
+    classify_torch_function,
+)
 from neural_mp.training import GradScaler, autocast
 
 
@@ -209,7 +213,7 @@ def test_operators_methods_and_functions_are_one_op(square):
     ],
 )
 def test_functions_find_their_op_type(function, op_type):
-    assert function_of(function).op_type == op_type
+    assert classify_torch_function(function).op_type == op_type
 
 
 #: Composed in Python, or not of numbers in memory: no list, hence FP32, and no edit can name them.
@@ -235,7 +239,9 @@ NAMELESS = {
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_function_that_torch_lets_us_see_has_a_name_that_edits_know():
-    functions = [function_of(function) for function in torch.overrides.get_testing_overrides()]
+    functions = [
+        classify_torch_function(function) for function in torch.overrides.get_testing_overrides()
+    ]
     computing = {
         function.op_type for function in functions if function.handling is Handling.COMPUTES
     }
@@ -245,7 +251,7 @@ def test_every_function_that_torch_lets_us_see_has_a_name_that_edits_know():
 
 def test_every_listed_type_of_the_common_namespaces_is_reached():
     reached = {
-        function_of(getattr(space, name)).op_type
+        classify_torch_function(getattr(space, name)).op_type
         for space in (torch, torch.Tensor, F, torch.linalg, torch._VF)
         for name in dir(space)
         if callable(getattr(space, name, None))

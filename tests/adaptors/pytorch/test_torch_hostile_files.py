@@ -16,13 +16,13 @@ from torch.export import Dim, export
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
-from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
-from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_tree
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import check_call_target
+from neural_mp.adaptors.pytorch.pt2.program_json import check_payload_list, check_tree_spec
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
-from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
+from neural_mp.adaptors.pytorch.pt2.size_expressions import render_expression
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ModelLoadError
-from neural_mp.util.validators import InvalidValueError, located
+from neural_mp.util.validators import InvalidValueError, format_located_error
 
 
 class Sizes(nn.Module):
@@ -135,7 +135,7 @@ def test_shared_weights_are_read_once(tmp_path):
     ],
 )
 def test_what_pytorch_writes_of_sizes_stays_as_it_is(text):
-    assert rendered(text) == text
+    assert render_expression(text) == text
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_what_pytorch_writes_of_sizes_stays_as_it_is(text):
     [("s0 + 2*s1", "(s0 + (2 * s1))"), ("(3*s0)//2", "((3 * s0) // 2)"), ("s0**2", "(s0 ** 2)")],
 )
 def test_sizes_as_older_versions_write_them_mean_the_same(text, expected):
-    assert rendered(text) == expected
+    assert render_expression(text) == expected
 
 
 def test_a_size_in_several_cases_is_read():
     u0 = sympy.Symbol("u0", integer=True)
     size = sympy.Piecewise((1, sympy.Eq(u0, 1)), (64 * u0, True))
-    parsed = sympy.sympify(rendered(sympy.srepr(size)))
+    parsed = sympy.sympify(render_expression(sympy.srepr(size)))
     assert [parsed.subs(u0, value) for value in (1, 2)] == [1, 128]
 
 
@@ -157,7 +157,7 @@ def test_a_size_in_many_cases_is_refused():
     u0 = sympy.Symbol("u0", integer=True)
     pairs = [(case, sympy.Eq(u0, case)) for case in range(200)]
     with pytest.raises(ValueError, match="not an expression of sizes"):
-        rendered(sympy.srepr(sympy.Piecewise(*pairs)))
+        render_expression(sympy.srepr(sympy.Piecewise(*pairs)))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_size_in_many_cases_is_refused():
 )
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="expression"):
-        rendered(text)
+        render_expression(text)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_what_is_no_size_is_refused(text):
 )
 def test_only_ops_are_called(target):
     with pytest.raises(ValueError, match="the program calls"):
-        checked_target(target)
+        check_call_target(target)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_only_ops_are_called(target):
     ],
 )
 def test_ops_of_exported_models_are_called(target):
-    assert checked_target(target) == target
+    assert check_call_target(target) == target
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_ops_of_exported_models_are_called(target):
 def test_a_nesting_imports_nothing(kind, context):
     tree = {"type": kind, "context": context, "children_spec": []}
     with pytest.raises(ValueError, match="expected .*, got|takes or returns"):
-        checked_tree(json.dumps([1, tree]))
+        check_tree_spec(json.dumps([1, tree]))
 
 
 @pytest.mark.parametrize(
@@ -382,5 +382,7 @@ def test_an_error_in_a_program_names_the_way_to_the_value(device, expected):
     meta |= {"requires_grad": False, "storage_offset": {"as_int": 0}, "device": {"type": device}}
     where = {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": meta}
     with pytest.raises(InvalidValueError, match=expected) as caught:
-        checked_payloads(json.dumps({"config": {"a": where}}).encode())
-    assert located(caught.value).startswith("config.a.tensor_meta.device.type: expected")
+        check_payload_list(json.dumps({"config": {"a": where}}).encode())
+    assert format_located_error(caught.value).startswith(
+        "config.a.tensor_meta.device.type: expected"
+    )

@@ -12,8 +12,8 @@ from torch.export import export
 
 import neural_mp
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
-from neural_mp.adaptors.pytorch.pt2.argument_checks import faults
-from neural_mp.adaptors.pytorch.pt2.op_allowlist import allowed_ops, checked_target
+from neural_mp.adaptors.pytorch.pt2.argument_checks import find_faults
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import check_call_target, list_allowed_ops
 from neural_mp.api.loading import load_source
 from neural_mp.errors import ModelLoadError
 
@@ -48,13 +48,13 @@ def test_internals_that_trust_their_arguments_are_refused(name):
     packet = getattr(aten, name)
     for overload in packet.overloads():
         with pytest.raises(ValueError, match=rf"{name}.*--trust aten\.{name}"):
-            checked_target(f"torch.ops.aten.{name}.{overload}")
+            check_call_target(f"torch.ops.aten.{name}.{overload}")
 
 
 @pytest.mark.parametrize("target", ["aten.remainder.int", "aten.add.out", "aten.to.prim_dtype"])
 def test_variants_that_no_export_contains_are_refused(target):
     with pytest.raises(ValueError, match="not registered"):
-        checked_target(f"torch.ops.{target}")
+        check_call_target(f"torch.ops.{target}")
 
 
 def test_core_aten_is_taken_without_gradients():
@@ -65,14 +65,14 @@ def test_core_aten_is_taken_without_gradients():
         if torch.Tag.core in getattr(getattr(aten, packet), overload or "default").tags:
             core.add(packet)
     assert len(core) > 150
-    refused = {name for name in core if name not in allowed_ops()["aten"]}
+    refused = {name for name in core if name not in list_allowed_ops()["aten"]}
     assert {n for n in refused if "backward" not in n} <= {"resize_"}
-    assert not any("backward" in name for name in allowed_ops()["aten"])
+    assert not any("backward" in name for name in list_allowed_ops()["aten"])
 
 
 def test_listed_ops_exist_except_those_of_other_versions():
     packets = {n.partition(".")[0] for n in torch._C._dispatch_get_all_op_names()}
-    ours = allowed_ops()["aten"]
+    ours = list_allowed_ops()["aten"]
     absent = {n for n in ours if not {f"aten::{n}", f"aten::{n}_"} & packets}
     assert len(absent) < len(ours) / 20, absent
 
@@ -124,7 +124,7 @@ def test_a_custom_op_is_refused_unless_it_is_trusted(custom, tmp_path):
 
 def test_a_trusted_op_must_be_registered(tmp_path):
     with neural_mp.trusting(["absent.op"]), pytest.raises(ValueError, match="not registered"):
-        checked_target("torch.ops.absent.op.default")
+        check_call_target("torch.ops.absent.op.default")
 
 
 def test_a_weight_must_be_as_the_graph_says(tmp_path):
@@ -211,7 +211,7 @@ FAULTS = [
 @pytest.mark.parametrize("name", CALLS)
 def test_arguments_that_fit_are_taken(name):
     op, args = CALLS[name]
-    assert not list(faults(op, args, {}))
+    assert not list(find_faults(op, args, {}))
     op(*args)
 
 
@@ -219,7 +219,7 @@ def test_arguments_that_fit_are_taken(name):
 def test_arguments_that_a_kernel_does_not_check_are_refused(name, position, value, fault):
     op, args = CALLS[name]
     changed = (*args[:position], value, *args[position + 1 :])
-    assert fault in " ".join(faults(op, changed, {}))
+    assert fault in " ".join(find_faults(op, changed, {}))
 
 
 def test_powers_of_sizes_are_small(tmp_path):

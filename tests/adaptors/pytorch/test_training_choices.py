@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from neural_mp import training
 from neural_mp.adaptors.common.simulation import LossChoice
-from neural_mp.adaptors.pytorch.training.trainer import chosen_loss
+from neural_mp.adaptors.pytorch.training.trainer import choose_loss_function
 from neural_mp.errors import ConfigurationError, DataError
 
 RATE = 1e-2
@@ -63,7 +63,7 @@ def test_an_optimizer_by_name_trains_as_that_of_pytorch_and_scales_do_not_decay(
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_cross_entropy_reads_class_numbers_of_any_width(dtype, reduction):
     logits = torch.randn(64, 10, generator=torch.manual_seed(0))
-    loss = chosen_loss(LossChoice(reduction=reduction))
+    loss = choose_loss_function(LossChoice(reduction=reduction))
     expected = F.cross_entropy(logits, LABELS, reduction=reduction)
     torch.testing.assert_close(loss(logits, LABELS.to(dtype)), expected)
     torch.testing.assert_close(loss(logits, LABELS.to(dtype)[:, None]), expected)
@@ -79,7 +79,7 @@ def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction):
         "BinaryCrossentropy": np.logaddexp(0, outputs.numpy()) - targets * outputs.numpy(),
         "MeanSquaredError": (outputs.numpy() - targets) ** 2,
     }[name]
-    loss = chosen_loss(LossChoice(name, reduction))
+    loss = choose_loss_function(LossChoice(name, reduction))
     for shape in ((64,), (64, 1)):
         for theirs in ((64,), (64, 1)):
             actual = loss(outputs.view(shape), torch.from_numpy(targets).view(theirs))
@@ -90,7 +90,7 @@ def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction):
 
 def test_what_pytorch_lacks_is_one_error():
     with pytest.raises(ConfigurationError, match="must be one of CrossEntropyLoss, .* got Sparse"):
-        chosen_loss(LossChoice("SparseCategoricalCrossentropy"))
+        choose_loss_function(LossChoice("SparseCategoricalCrossentropy"))
     choice = training.OptimizerChoice("SGD", {"nesterov": True})
     with pytest.raises(ConfigurationError, match="the optimizer SGD: Nesterov momentum requires"):
         training.fit(simulation(), BATCHES, F.cross_entropy, optimizer=choice)

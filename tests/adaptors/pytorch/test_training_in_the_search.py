@@ -179,7 +179,7 @@ class LateBatches:
 @pytest.mark.slow
 def test_a_time_limit_ends_training_and_the_best_epoch_is_evaluated(tmp_path, monkeypatch):
     batches = LateBatches(monkeypatch)
-    monkeypatch.setattr(Baseline, "reserve", 150.0)
+    monkeypatch.setattr(Baseline, "reserved_seconds", 150.0)
     limits = {"max_trials": 1, "train_seconds": 5000, "timeout": batches.limit}
     options = {"train_dataloader": batches, "epochs": 10}
     result = search(tmp_path, exit_policy=limits, **options).fit()
@@ -195,7 +195,7 @@ def test_a_time_limit_ends_training_and_the_best_epoch_is_evaluated(tmp_path, mo
 
 @pytest.mark.slow
 def test_without_time_left_the_plan_is_not_trained_and_the_run_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(Baseline, "reserve", 2000.0)
+    monkeypatch.setattr(Baseline, "reserved_seconds", 2000.0)
     limits = {"max_trials": 1, "train_seconds": 5000, "timeout": 1000}
     batches = CountingEpochs(BATCHES)
     result = search(tmp_path, exit_policy=limits, train_dataloader=batches, epochs=10).fit()

@@ -35,8 +35,10 @@ def test_hooks_of_transformers_do_not_keep_a_model_in_torch(is_called):
             net(batch)
     # The first call installs the hooks.
     assert any(part._forward_hooks for part in net.modules()) == is_called
-    model = loading.load(net, InputSpec.read(None, None, batch), Capture.WHOLE)
-    assert [port.name for port in transfer.boundary(model).signature.inputs] == ["pixel_values"]
+    model = loading.load_model(net, InputSpec.from_arguments(None, None, batch), Capture.WHOLE)
+    assert [port.name for port in transfer.model_boundary(model).signature.inputs] == [
+        "pixel_values"
+    ]
 
 
 class FirstCall(nn.Linear):
@@ -54,11 +56,11 @@ class FirstCall(nn.Linear):
 
 
 def test_a_module_with_another_first_call_stays_in_torch():
-    model = loading.load(
-        FirstCall().eval(), InputSpec.read(None, None, torch.ones(2, 4)), Capture.WHOLE
+    model = loading.load_model(
+        FirstCall().eval(), InputSpec.from_arguments(None, None, torch.ones(2, 4)), Capture.WHOLE
     )
     with pytest.raises(ConversionError, match="its forward changes the module's state"):
-        transfer.boundary(model)
+        transfer.model_boundary(model)
 
 
 class SharedCache(nn.Linear):
@@ -75,6 +77,8 @@ class SharedCache(nn.Linear):
 
 def test_state_that_a_copy_shares_with_the_users_module_is_as_before():
     net = SharedCache(4, 4).eval()
-    model = loading.load(net, InputSpec.read(None, None, torch.ones(2, 4)), Capture.WHOLE)
-    assert transfer.boundary(model).signature.inputs
+    model = loading.load_model(
+        net, InputSpec.from_arguments(None, None, torch.ones(2, 4)), Capture.WHOLE
+    )
+    assert transfer.model_boundary(model).signature.inputs
     assert SharedCache.cache == []

@@ -13,7 +13,7 @@ from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.adaptors.tensorflow.amp_pass import PREFIX
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, UnsupportedPrecisionError
 from neural_mp.training import disable_graph_rewrite, enable_graph_rewrite, graph_rewrite
-from neural_mp.util.system.environment import users_environment
+from neural_mp.util.system.environment import restore_users_environment
 
 DRAWN = np.random.default_rng(0)
 DATA = DRAWN.random((8, 64), np.float32)
@@ -86,7 +86,7 @@ def test_contexts_may_end_in_any_order():
 def test_what_we_set_is_not_read_back_as_the_users_wish():
     enable_graph_rewrite("bf16", AutoMixedPrecisionOptions(allowlist_remove="Einsum"))
     assert os.environ[f"{PREFIX}ALLOWLIST_REMOVE"] == "Einsum"
-    assert users_environment().get(f"{PREFIX}ALLOWLIST_REMOVE") is None
+    assert restore_users_environment().get(f"{PREFIX}ALLOWLIST_REMOVE") is None
     enable_graph_rewrite("bf16")
     assert f"{PREFIX}ALLOWLIST_REMOVE" not in os.environ
 

@@ -108,7 +108,7 @@ def test_ranges_follow_the_data_until_observers_are_frozen():
     encodings = []
     for factor in (1, 2, 2, 4):
         model(IMAGES * factor, training=True)
-        encodings.append([quantizer.encoding for quantizer in model.all_quantizers])
+        encodings.append([quantizer.quant_params for quantizer in model.all_quantizers])
     assert encodings[0] != encodings[1]
     assert encodings[1] == encodings[2] == encodings[3]
     assert int(model.steps) == 4

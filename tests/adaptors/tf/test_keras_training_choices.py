@@ -7,7 +7,10 @@ from keras import layers
 
 from neural_mp import training
 from neural_mp.adaptors.common.simulation import LossChoice
-from neural_mp.adaptors.tensorflow.training.trainer import chosen_loss, optimizer_of
+from neural_mp.adaptors.tensorflow.training.trainer import (
+    choose_loss_function,
+    create_chosen_optimizer,
+)
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError
 
@@ -26,7 +29,7 @@ def simulation():
 def test_weights_decay_and_scales_do_not(name):
     model = simulation()
     choice = training.OptimizerChoice(name, {"weight_decay": 0.1})
-    optimizer = optimizer_of(model, choice)
+    optimizer = create_chosen_optimizer(model, choice)
     optimizer.learning_rate = 0.5
     scales = {id(scale) for scale in model.scales()}
     for scale in model.scales():  # logarithms relative to calibrated scales, 0 at first
@@ -52,7 +55,7 @@ def test_cross_entropy_reads_class_numbers_and_distributions(logits, reduction):
         ("SparseCategoricalCrossentropy", CLASSES),
         ("SparseCategoricalCrossentropy", CLASSES[:, None]),
     ):
-        loss = chosen_loss(LossChoice(name, reduction, logits))
+        loss = choose_loss_function(LossChoice(name, reduction, logits))
         assert float(loss(targets, outputs)) == pytest.approx(expected, rel=1e-4), name
 
 
@@ -67,7 +70,7 @@ def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction, logi
         "MeanSquaredError": (outputs - targets) ** 2,
     }[name]
     expected = rows.sum() if reduction == "sum" else rows.mean()
-    loss = chosen_loss(LossChoice(name, reduction, logits))
+    loss = choose_loss_function(LossChoice(name, reduction, logits))
     for shape in ((12,), (12, 1)):
         for theirs in ((12,), (12, 1)):
             actual = loss(targets.reshape(theirs), outputs.reshape(shape))

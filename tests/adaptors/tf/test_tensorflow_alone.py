@@ -8,7 +8,7 @@ from machine import machine
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import uniform
 
 INT8 = Precision.INT8
@@ -34,7 +34,9 @@ class Looked:
         self.plan = self.space.resolve(uniform(self.space, INT8))
         self.model = self.adaptor.convert(self.float, self.plan, observations, self.space)
         ran = self.adaptor.trace_kernels(self.model, numbers)
-        assert not audit_ops(planned_ops(self.space, self.plan), ran, lambda _: False).findings
+        assert not audit_ops(
+            list_effective_ops(self.space, self.plan), ran, lambda _: False
+        ).findings
 
     def results(self):
         return [self.adaptor.predict(m, self.numbers) for m in (self.float, self.model)]

@@ -6,7 +6,7 @@ from keras import layers, ops
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.amp import AmpList, canonical_lists
+from neural_mp.amp import AmpList, build_canonical_lists
 from neural_mp.core.precision import Precision
 from neural_mp.testing import AmpContract
 
@@ -37,7 +37,7 @@ def test_the_lists_of_all_frameworks_say_nothing_else_than_tensorflow_itself(pre
     """Where TensorFlow has a word on an op, it is that of our own table."""
     adaptor = TensorFlowAdaptor()
     own = adaptor.amp_lists(precision)
-    ours = canonical_lists(precision).translated(adaptor.op_kinds)
+    ours = build_canonical_lists(precision).translated(adaptor.op_kinds)
     compared = 0
     for name in AmpList:
         for op_type in own.types(name) & {t for types in adaptor.op_kinds.values() for t in types}:

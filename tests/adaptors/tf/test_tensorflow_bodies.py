@@ -14,7 +14,7 @@ from keras import Input, Model, layers
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, PLACEHOLDERS
-from neural_mp.adaptors.tensorflow.graph.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.graph.runtime import run_offline_passes
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.profiler import time_ops
 from neural_mp.core.precision import Precision
@@ -153,7 +153,7 @@ def test_the_time_of_an_op_in_a_loop_is_that_of_all_iterations() -> None:
     model, data = ADAPTOR.load(of_rows(_grown)), values(5, 8)
     (product,) = products(model)
     outputs = model.signature.output_tensors
-    (run,) = model.runner.traced(model.signature.bind(data), outputs, 1)
+    (run,) = model.runner.trace_runs(model.signature.bind_inputs(data), outputs, 1)
     stats = [n for device in run.dev_stats for n in device.node_stats if n.node_name == product]
     assert len(stats) == 4
 
@@ -375,7 +375,7 @@ def test_the_runtime_folds_a_prepared_graph_again(name: str) -> None:
     """Sessions run the passes of preparation once more; a cycle made there ended the process."""
     model = ADAPTOR.load(checked(name))
     ports = model.signature.input_tensors, model.signature.output_tensors
-    folded = offline_passes(model.graph.to_graph_def(), ["constfold"], *ports)
+    folded = run_offline_passes(model.graph.to_graph_def(), ["constfold"], *ports)
     assert {node.name for node in folded.node} >= set(products(model))
 
 

@@ -19,7 +19,7 @@ from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.graph import shape_inference
 from neural_mp.adaptors.tensorflow.graph.shape_inference import with_sizes
 from neural_mp.core.precision import Precision
-from neural_mp.space import reached_by
+from neural_mp.space import limit_to_reached
 from neural_mp.testing import signal_to_noise, uniform
 
 layers = keras.layers
@@ -98,7 +98,7 @@ def in_int8(model, batch, machine):
     adaptor = TensorFlowAdaptor()
     space = adaptor.space(model, machine)
     observations = adaptor.observe(model, [batch], space)
-    space = reached_by(space, observations.ranges)
+    space = limit_to_reached(space, observations.ranges)
     plan = space.resolve(uniform(space, Precision.INT8))
     return adaptor.convert(model, plan, observations, space)
 

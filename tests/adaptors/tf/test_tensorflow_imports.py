@@ -14,7 +14,7 @@ from neural_mp.adaptors.tensorflow.graph.runtime import (
     Runner,
     import_graph,
     import_runnable,
-    offline_passes,
+    run_offline_passes,
 )
 
 DATA = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("f4")
@@ -79,7 +79,7 @@ def test_offline_passes_equal_those_on_an_exported_meta_graph(recurrent, passes)
     rewrites.optimizers.extend(passes)
     rewrites.meta_optimizer_iterations, rewrites.min_graph_nodes = 2, -1
     expected = tf_optimizer.OptimizeGraph(config, meta)
-    optimized = offline_passes(graph, passes, [input_name], [output_name])
+    optimized = run_offline_passes(graph, passes, [input_name], [output_name])
     assert optimized.SerializeToString(deterministic=True) == expected.SerializeToString(
         deterministic=True
     )
@@ -93,4 +93,4 @@ def test_a_graph_that_is_not_valid_is_refused_before_any_pass(recurrent):
         with pytest.raises(ValueError, match="missing"):
             importer(broken)
     with pytest.raises(ValueError, match="missing"):
-        offline_passes(broken, ["pruning"], [input_name], [output_name])
+        run_offline_passes(broken, ["pruning"], [input_name], [output_name])

@@ -23,7 +23,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import make_node
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import audit_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import list_effective_ops
 from neural_mp.testing import signal_to_noise, uniform
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ class Converted:
         plan = space.resolve(uniform(space, INT8))
         self.model = self.adaptor.convert(self.float, plan, self.observations, space)
         ran = self.adaptor.trace_kernels(self.model, data)
-        assert not audit_ops(planned_ops(space, plan), ran, lambda _: False).findings
+        assert not audit_ops(list_effective_ops(space, plan), ran, lambda _: False).findings
         self.ops = [node.op for node in self.model.graph.nodes.values()]
         self.result = self.adaptor.predict(self.model, data)
 

@@ -11,7 +11,11 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, GraphDef, constant_bytes
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    CONSTANT,
+    GraphDef,
+    count_constant_bytes,
+)
 from neural_mp.errors import ConversionError
 
 ADAPTOR = TensorFlowAdaptor()
@@ -68,7 +72,7 @@ def test_constants_with_large_results_are_not_computed_on_loading(run, monkeypat
     monkeypatch.setattr(Runner, "__call__", recorded)
     model = ADAPTOR.load(_graph(run))
     assert max(sizes, default=0) < 1 << 20
-    assert sum(map(constant_bytes, model.graph.nodes.values())) < 1 << 20
+    assert sum(map(count_constant_bytes, model.graph.nodes.values())) < 1 << 20
     assert {"Fill", "Tile", "Mul", "StringJoin"} & {n.op for n in model.graph.nodes.values()}
 
 

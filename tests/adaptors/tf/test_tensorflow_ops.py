@@ -7,7 +7,11 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, LAYERS, OPS, ROWS
-from neural_mp.adaptors.tensorflow.graph.runtime import every_op_type, has_kernel, kernel_dtypes
+from neural_mp.adaptors.tensorflow.graph.runtime import (
+    every_op_type,
+    has_kernel,
+    list_kernel_dtypes,
+)
 from neural_mp.amp import KINDS
 
 
@@ -24,4 +28,4 @@ def test_kinds_are_those_of_mixed_precision():
 def test_kernels_of_layers_and_moving_ops_are_registered():
     moving = {row.kernel for row in OPS.values() if row.kernel}
     assert all(map(has_kernel, {*INTEGER_KERNELS, *moving}))
-    assert all(kernel_dtypes(name) for name in LAYERS)
+    assert all(list_kernel_dtypes(name) for name in LAYERS)

@@ -41,7 +41,7 @@ def run(make):
 @pytest.mark.parametrize("make", [of_images, of_rows])
 def test_a_fused_graph_gives_what_the_net_gives(make):
     net, model, data = run(make)
-    (output,) = model.run(model.signature.bind(data))
+    (output,) = model.run(model.signature.bind_inputs(data))
     np.testing.assert_allclose(output, net(data), rtol=1e-4, atol=1e-5)
 
 
@@ -57,9 +57,9 @@ def test_a_large_graph_runs_again_after_runs_with_statistics(monkeypatch):
     """Compiled for one purpose at a time, it holds its weights once."""
     monkeypatch.setattr(runtime, "_LARGE_GRAPH_BYTES", 0)
     _, model, data = run(of_images)
-    feeds, outputs = model.signature.bind(data), model.signature.output_tensors
+    feeds, outputs = model.signature.bind_inputs(data), model.signature.output_tensors
     (first,) = model.run(feeds)
-    assert len(list(model.runner.traced(feeds, outputs, 2))) == 2
+    assert len(list(model.runner.trace_runs(feeds, outputs, 2))) == 2
     assert not model.runner._callables
     (second,) = model.run(feeds)
     np.testing.assert_array_equal(first, second)

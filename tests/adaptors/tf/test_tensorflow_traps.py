@@ -10,7 +10,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.precision import Precision
-from neural_mp.space import reached_by
+from neural_mp.space import limit_to_reached
 from neural_mp.testing import signal_to_noise, uniform
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def converted(adaptor, all_machine):
         model = source if loaded else adaptor.load(source, example=data)
         space = adaptor.space(model, all_machine)
         observations = adaptor.observe(model, [data], space)
-        space = reached_by(space, observations.ranges)
+        space = limit_to_reached(space, observations.ranges)
         return adaptor.convert(model, space.resolve(uniform(space, precision)), observations, space)
 
     return convert

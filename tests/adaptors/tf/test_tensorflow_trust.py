@@ -7,7 +7,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
 import neural_mp
-from neural_mp.adaptors.tensorflow.files.graph_checks import check_graph, is_harmless, unsafe_ops
+from neural_mp.adaptors.tensorflow.files.graph_checks import (
+    check_graph,
+    is_harmless,
+    iterate_unsafe_ops,
+)
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import GraphDef, NodeDef
 from neural_mp.api.loading import load_source
 from neural_mp.errors import ModelLoadError
@@ -157,9 +161,9 @@ def test_a_refusal_says_what_the_op_does_at_any_depth(op, reason, depth):
     for attribute in op_def_registry.get(op).attr if op_def_registry.get(op) else ():
         if not attribute.HasField("default_value") and attribute.type == "type":
             node.attr[attribute.name].type = tf.float32.as_datatype_enum
-    harm = [suspect for suspect in unsafe_ops(graph) if suspect.node.name == "harmful"]
+    harm = [suspect for suspect in iterate_unsafe_ops(graph) if suspect.node.name == "harmful"]
     assert len(harm) == 1
-    assert reason in str(harm[0].refusal("the graph"))
+    assert reason in str(harm[0].refusal_error("the graph"))
 
 
 def _calling_a_native_function(folder):

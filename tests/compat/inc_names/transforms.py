@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from inc_names.comparison import Comparison, Repository
-from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components import load_vocabulary
 from neural_mp.compat.inc.components.transforms.image_transform import as_tensor_image
 
 SEED = 7
@@ -26,7 +26,7 @@ LOGITS = _draw.randn(4, 10).astype(np.float32)
 
 
 def _ours(framework: str, name: str, options: Any, image: Any, label: Any = None) -> Any:
-    transform = vocabulary(framework).transforms.build(name, options)
+    transform = load_vocabulary(framework).transforms.build(name, options)
     return transform((image, label))
 
 
@@ -200,7 +200,9 @@ def answers(batches: Sequence[int], zoo: bool, **options: int) -> Comparison:
 
     def ours() -> Any:
         return run(
-            vocabulary("tensorflow").transforms.build(name, {**_squad_files(folder), **options})
+            load_vocabulary("tensorflow").transforms.build(
+                name, {**_squad_files(folder), **options}
+            )
         )
 
     def theirs(repository: Repository) -> Any:

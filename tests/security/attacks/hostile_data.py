@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from attacks.hostile import Attacks
 
-from neural_mp.api.input_data import batches_of
+from neural_mp.api.input_data import read_file_batches
 from neural_mp.api.optimized_model import load
 from neural_mp.data import build_dataset
 from neural_mp.runs.record_schema import read_record_file
@@ -87,7 +87,7 @@ def _is_an_archive(folder: Path, canary: Path, kind: str) -> None:
 @DATA.here("what is compared on, an array of", *_KINDS[:4])
 def _is_compared(folder: Path, canary: Path, kind: str) -> None:
     (folder / "x.npy").write_bytes(_arrays(canary)[kind])
-    batches_of(folder / "x.npy", None, 2)
+    read_file_batches(folder / "x.npy", None, 2)
 
 
 @DATA.here("an archive that is", "a bomb", "locked", "cut off", "packed in another way")
@@ -190,12 +190,12 @@ def _is_coco(folder: Path, canary: Path, what: str) -> None:
 
 @DATA.here("a record of TensorFlow's that is said to hold", 2**36, 2**62, 2**64 - 5)
 def _is_a_record(folder: Path, canary: Path, length: int) -> None:
-    from neural_mp.compat.inc.components import vocabulary
+    from neural_mp.compat.inc.components import load_vocabulary
 
     head = struct.pack("<Q", length)
     path = folder / "x.tfrecord"
     path.write_bytes(head + struct.pack("<I", _checksum(head)) + bytes(100))
-    kinds = vocabulary("tensorflow").datasets
+    kinds = load_vocabulary("tensorflow").datasets
     list(kinds.build("TFRecordDataset", {"root": str(path)}))
 
 
@@ -221,10 +221,10 @@ def _is_mnist(folder: Path, canary: Path) -> None:
 
 @DATA.here("pictures of CIFAR as a pickle")
 def _is_cifar(folder: Path, canary: Path) -> None:
-    from neural_mp.compat.inc.components import vocabulary
+    from neural_mp.compat.inc.components import load_vocabulary
 
     (folder / "test_batch").write_bytes(pickle.dumps(_Touches(canary)))
-    vocabulary("tensorflow").datasets.build("CIFAR10", {"root": str(folder)})
+    load_vocabulary("tensorflow").datasets.build("CIFAR10", {"root": str(folder)})
 
 
 @DATA.here("the list of files of a result that is", "nested", "one of other files")

@@ -299,21 +299,21 @@ def _is_ours(folder: Path, canary: Path) -> None:
 
     loaded = load_source(_net(), None, None)
     (folder / "saved").mkdir()
-    storage.save(loaded.held, folder / "saved")
+    storage.save_model(loaded.held, folder / "saved")
     path = folder / "saved" / storage.MODEL_FILE
     net = onnx.load(path)
     _outside(_largest(net), location=str(_secret(folder)))
     path.write_bytes(net.SerializeToString())
-    storage.restore(folder / "saved", "CPUExecutionProvider")
+    storage.restore_model(folder / "saved", "CPUExecutionProvider")
 
 
 @ONNX.here("a result of ours whose details are nested")
 def _has_details(folder: Path, canary: Path) -> None:
     from neural_mp.adaptors.onnxrt.files import storage
 
-    storage.save(load_source(_net(), None, None).held, folder)
+    storage.save_model(load_source(_net(), None, None).held, folder)
     (folder / storage.DETAILS_FILE).write_text("[" * 200_000)
-    storage.restore(folder, "CPUExecutionProvider")
+    storage.restore_model(folder, "CPUExecutionProvider")
 
 
 @ONNX.command("the command, with weights from another file")

@@ -76,7 +76,7 @@ def _names_a_dataset(folder: Path, canary: Path, named: tuple[str, str]) -> None
     (folder / "yours.py").write_text(_YOURS)
     (folder / "conf.yaml").write_text(_dataset(named[0], named[1].format(canary=canary)))
     with _inside(folder):
-        config_objects.loader(load_settings("conf.yaml"), config_objects.CALIBRATION)
+        config_objects.build_loader(load_settings("conf.yaml"), config_objects.CALIBRATION)
 
 
 @SETTINGS.here("a metric named", "os:system", "subprocess:getoutput", "yours:system")
@@ -86,7 +86,7 @@ def _names_a_metric(folder: Path, canary: Path, name: str) -> None:
     text = f"evaluation: {{accuracy: {{metric: {{'{name}': {{{option}: 'touch {canary}'}}}}}}}}"
     (folder / "conf.yaml").write_text(text)
     with _inside(folder):
-        config_objects.metrics(load_settings("conf.yaml"))
+        config_objects.build_metrics(load_settings("conf.yaml"))
 
 
 @SETTINGS.here("a model named", "os:getcwd", "yours:os.getcwd", "tempfile:mkdtemp")
@@ -95,7 +95,7 @@ def _names_a_model(folder: Path, canary: Path, name: str) -> None:
     (folder / "conf.yaml").write_text(f"model: {{name: '{name}'}}")
     with _inside(folder):
         settings = load_settings("conf.yaml")
-        config_objects.model(settings, settings.options.model)
+        config_objects.build_model(settings, settings.options.model)
 
 
 @SETTINGS.here("what is applied to predictions, named subprocess:call")
@@ -104,7 +104,7 @@ def _names_a_transform(folder: Path, canary: Path) -> None:
     text = f"evaluation: {{accuracy: {{postprocess: {{transform: {named}}}}}}}"
     (folder / "conf.yaml").write_text(text)
     with _inside(folder):
-        config_objects.postprocess(load_settings("conf.yaml"))
+        config_objects.build_postprocess(load_settings("conf.yaml"))
 
 
 @SETTINGS.here("the user's module json", refused=True)
@@ -112,7 +112,7 @@ def _names_json(folder: Path, canary: Path) -> None:
     _touching(folder, "json.py", canary)
     (folder / "conf.yaml").write_text(_dataset("json:Data", "{}"))
     with _inside(folder):
-        config_objects.loader(load_settings("conf.yaml"), config_objects.CALIBRATION)
+        config_objects.build_loader(load_settings("conf.yaml"), config_objects.CALIBRATION)
 
 
 @SETTINGS.here("a neighbour called as a standard module", refused=False)
@@ -122,7 +122,7 @@ def _stands_beside(folder: Path, canary: Path) -> None:
     (folder / "conf.yaml").write_text(_dataset("yours:Data", "{}"))
     sys.modules.pop("netrc", None)
     with _inside(folder):
-        loader = config_objects.loader(load_settings("conf.yaml"), config_objects.CALIBRATION)
+        loader = config_objects.build_loader(load_settings("conf.yaml"), config_objects.CALIBRATION)
         assert loader is not None
         importlib.import_module("netrc")
 

@@ -312,12 +312,12 @@ def _is_ours(folder: Path, canary: Path, name: str) -> None:
     from neural_mp.adaptors.tensorflow.files import graph_files
 
     loaded = load_source(_net(), None, None)
-    graph_files.save(loaded.held, folder)
+    graph_files.save_model(loaded.held, folder)
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((folder / graph_files.MODEL_FILE).read_bytes())
     saved.meta_graphs[0].graph_def.CopyFrom(_frozen(_with(name, canary)))
     (folder / graph_files.MODEL_FILE).write_bytes(saved.SerializeToString())
-    graph_files.restore(folder)
+    graph_files.restore_model(folder)
 
 
 @TENSORFLOW.here("a text that is nested", 90, 5_000)

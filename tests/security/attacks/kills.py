@@ -28,7 +28,7 @@ from attacks.short_runs import (
 )
 from attacks.verdicts import Family, Finding, Verdict
 
-from neural_mp.strategies import strategy_classes
+from neural_mp.strategies import list_strategy_classes
 
 NAME = "kills"
 #: Own seconds after which a run that should have ended hangs.
@@ -56,7 +56,7 @@ class _Killed:
 
 def _settings() -> Iterator[Setting]:
     """All strategies with 0, 1 and 2 workers; now and then one of PyTorch."""
-    pairs = itertools.product((0, 2, 1), strategy_classes())
+    pairs = itertools.product((0, 2, 1), list_strategy_classes())
     for index, (workers, strategy) in enumerate(itertools.cycle(pairs)):
         # Only PyTorch has gradients, which the one takes.
         torch = strategy == "hawq_v2" or index % _PYTORCH == _PYTORCH - 1

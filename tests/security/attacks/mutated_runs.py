@@ -19,7 +19,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.io.measurement_cache import FileCache
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.reporting.page import page_of
-from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
+from neural_mp.runs.history import HISTORY_FILE, get_storage_url, read_record
 from neural_mp.runs.record_schema import read_record_file
 from neural_mp.tuning.job_outcome import OUTCOME_FILE, JobOutcome, JobStatus, read_outcome
 from neural_mp.util.validators import anything
@@ -172,14 +172,14 @@ def _of_row(scratch: Path, whole: bytes, row: Row, value: Any) -> Callable[[], o
             change = f"update {kind}_user_attributes set value_json=? where "
             connection.execute(f"{change}{kind}_user_attribute_id=?", (text, identity))
         connection.close()
-        page_of(read_record(storage_url(database.parent)))
+        page_of(read_record(get_storage_url(database.parent)))
 
     return call
 
 
 def _of_database(scratch: Path, data: bytes) -> Callable[[], object]:
     def call() -> None:
-        page_of(read_record(storage_url(_written(scratch, data).parent)))
+        page_of(read_record(get_storage_url(_written(scratch, data).parent)))
 
     return call
 
@@ -224,12 +224,12 @@ def _of_fact(scratch: Path, tree: Any) -> Callable[[], object]:
 
     def call() -> None:
         cache = FileCache(scratch / "cache", data="data")
-        cache.put("a", Observations().to_dict())
+        cache.put_entry("a", Observations().to_dict())
         (file,) = (scratch / "cache").iterdir()
         file.write_bytes(zlib.compress(json.dumps(tree).encode()))
-        _, observations = cache.get("a", Observations.from_dict)
+        _, observations = cache.get_entry("a", Observations.from_dict)
         assert observations is None or isinstance(observations, Observations)
-        cache.scoped(data="other data").get("a", anything)
+        cache.scope_to(data="other data").get_entry("a", anything)
 
     return call
 

@@ -96,12 +96,12 @@ def _taken(settings: Any) -> None:
     Most files name data that are not here, which must hide nothing else.
     """
     calls: list[Callable[[], object]] = [
-        lambda: config_objects.metrics(settings),
-        lambda: config_objects.postprocess(settings),
-        *(partial(config_objects.loader, settings, section) for section in _SECTIONS),
+        lambda: config_objects.build_metrics(settings),
+        lambda: config_objects.build_postprocess(settings),
+        *(partial(config_objects.build_loader, settings, section) for section in _SECTIONS),
     ]
     if settings.options.is_set("strategy"):
-        calls.append(lambda: config_objects.strategy(settings, settings.options.strategy))
+        calls.append(lambda: config_objects.build_strategy(settings, settings.options.strategy))
     for call in calls:
         with contextlib.suppress(DataError):
             call()

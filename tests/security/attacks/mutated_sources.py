@@ -212,8 +212,8 @@ def use(path: Path) -> None:
     inputs = model.example_inputs(2)
     model(inputs)
     space = model.adaptor.space(model.held, hardware.detect())
-    tunable = model.in_space(space).calibrated([inputs])
-    tunable.converted(space.resolve(space.fastest_plan()))(inputs)
+    tunable = model.in_space(space).with_calibration([inputs])
+    tunable.convert_by_plan(space.resolve(space.fastest_plan()))(inputs)
 
 
 def _bytes(path: Path, drawn: random.Random) -> None:

@@ -19,7 +19,7 @@ from attacks.hostile_transformers import real_folder
 from attacks.mutants import broken, mutants
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.pt2.argument_checks import faults
+from neural_mp.adaptors.pytorch.pt2.argument_checks import find_faults
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ModelLoadError
@@ -291,7 +291,7 @@ def _call(name: str, calls: list[Any], chance: random.Random) -> None:
             arguments[key] = _changed(arguments[key], chance)
     args = tuple(arguments[index] for index in range(len(args)))
     kwargs = {key: value for key, value in arguments.items() if isinstance(key, str)}
-    for fault in faults(op, args, kwargs):
+    for fault in find_faults(op, args, kwargs):
         raise ModelLoadError(fault)
     try:
         for tensor in pytree.tree_leaves(op(*args, **kwargs)):

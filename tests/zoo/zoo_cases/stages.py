@@ -118,7 +118,7 @@ def _timed(full: bool) -> Iterator[None]:
 
     with (
         mock.patch.object(recording, "_profile_ops", return_value={}),
-        mock.patch.object(Measurement, "rounds", rounds),
+        mock.patch.object(Measurement, "measure_rounds", rounds),
     ):
         yield
 

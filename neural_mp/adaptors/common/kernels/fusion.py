@@ -66,16 +66,16 @@ class FusionGroup(Generic[N, T]):
         return next((step for step in self.steps if step.kind not in (BIAS, SUM)), None)
 
     @property
-    def members(self) -> tuple[N, ...]:
+    def fused_ops(self) -> tuple[N, ...]:
         """The ops fused into the layer."""
         return tuple(op for step in self.steps for op in step.ops)
 
     @property
     def tail(self) -> N:
         """The op whose result the kernel writes."""
-        return (self.head, *self.members)[-1]
+        return (self.head, *self.fused_ops)[-1]
 
-    def reduced(self, is_fused: Callable[[N], bool]) -> FusionGroup[N, T]:
+    def fused_prefix(self, is_fused: Callable[[N], bool]) -> FusionGroup[N, T]:
         """Return the group up to the first step with an op that is not fused under a plan."""
         steps = takewhile(lambda step: all(map(is_fused, step.ops)), self.steps)
         return FusionGroup(self.head, tuple(steps))
@@ -88,15 +88,15 @@ class FusionRules(ABC, Generic[N, T]):
     result (`FusionGroup.tail`); if there are several consumers, none can be fused.
     """
 
-    def bias(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
+    def match_bias(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
         """Return the addition of a constant to every channel, or None if unsupported."""
         return None
 
-    def residual_sum(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
+    def match_residual_sum(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
         """Return the addition of another computed tensor, or None if unsupported."""
         return None
 
-    def activation(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
+    def match_activation(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
         """Return the activation, or None if unsupported."""
         return None
 
@@ -110,18 +110,18 @@ def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N,
     groups: dict[N, FusionGroup[N, T]] = {}
     for layer in reversed(layers):
         group: FusionGroup[N, T] = FusionGroup(layer)
-        for find in (rules.bias, rules.residual_sum, rules.activation):
+        for find in (rules.match_bias, rules.match_residual_sum, rules.match_activation):
             step = find(group)
             if step is not None and used.isdisjoint(step.ops):
                 group = FusionGroup(layer, (*group.steps, step))
-        used.update(group.members)
+        used.update(group.fused_ops)
         groups[layer] = group
     return dict(reversed(groups.items()))
 
 
-def fused_into(groups: Iterable[FusionGroup[N, T]]) -> dict[N, N]:
+def map_fused_ops(groups: Iterable[FusionGroup[N, T]]) -> dict[N, N]:
     """Return op that a layer's kernel can fuse → that layer."""
-    return {op: group.head for group in groups for op in group.members}
+    return {op: group.head for group in groups for op in group.fused_ops}
 
 
 @dataclass

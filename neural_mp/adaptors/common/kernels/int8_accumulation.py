@@ -38,7 +38,7 @@ PROBED_LIMITS: Mapping[str, tuple[str | None, ...]] = {
 }
 
 
-def target_accumulation(
+def accumulation_on_target(
     hardware: Hardware, ask: Callable[[str | None], KernelAccumulation]
 ) -> KernelAccumulation:
     """Return the accumulation of every kind of kernel on the target machine.
@@ -57,7 +57,7 @@ def target_accumulation(
     return accumulation
 
 
-def probed_accumulation(
+def probe_int8_accumulation(
     hardware: Hardware,
     module: str,
     version: str,
@@ -69,7 +69,7 @@ def probed_accumulation(
     `version` covers the runtime and the probe; `obeys_onednn_limit` states whether the kernels obey
     oneDNN's limit.
     """
-    return target_accumulation(
+    return accumulation_on_target(
         hardware,
         lambda limit: accumulation_of_cases(
             probe_results(module, version, limit if obeys_onednn_limit else None), cases

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 
 from neural_mp.core.hardware import detect
-from neural_mp.io.measurement_cache import FileCache, machine_cache
-from neural_mp.util.system.processes import python_command
+from neural_mp.io.measurement_cache import FileCache, open_machine_cache
+from neural_mp.util.system.processes import make_python_command
 from neural_mp.util.validators import list_of, mapping_of, string
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def try_each(
 
 
 @lru_cache(maxsize=32)
-def version_of(*distributions: str) -> str:
+def find_installed_version(*distributions: str) -> str:
     """Return the version of the first installed of some packages, without importing it."""
     for name in distributions:
         try:
@@ -84,13 +84,13 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
     environment = dict(os.environ)
     if onednn_limit is not None:
         environment[ONEDNN_LIMIT] = onednn_limit
-    cache = _result_cache(version, environment)
-    _, cached = cache.get(module, list_of(string))
+    cache = _open_result_cache(version, environment)
+    _, cached = cache.get_entry(module, list_of(string))
     if cached is not None:
         return frozenset(cached)
     results, _ = _run_probe(module, environment, _LIMIT_SECONDS)
     if results:
-        cache.put(module, sorted(results))
+        cache.put_entry(module, sorted(results))
     return frozenset(results)
 
 
@@ -98,7 +98,7 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
 _RESULTS: dict[tuple[str, str], dict[str, str]] = {}
 
 
-def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
+def probe_case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
     """Return case → the result of a module that runs as a child process, on unknown cases only.
 
     The names of cases are digests of their content, which the child reads from files in a folder,
@@ -107,8 +107,8 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
     """
     case_words = _RESULTS.setdefault((module, version), {})
     if not case_words.keys() >= cases.keys():
-        cache = _result_cache(version, os.environ)
-        cached = cache.get(module, mapping_of(string))[1] or {}
+        cache = _open_result_cache(version, os.environ)
+        cached = cache.get_entry(module, mapping_of(string))[1] or {}
         case_words.update(cached)
         unknown = [case for case in cases if case not in cached]
         if unknown:
@@ -122,7 +122,7 @@ def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[
                 {case: outcome for case, _, outcome in (f.partition(" ") for f in lines)}
             )
             case_words.update(results)
-            cache.put(module, dict([*cached.items(), *results.items()][-_MAX_CASES:]))
+            cache.put_entry(module, dict([*cached.items(), *results.items()][-_MAX_CASES:]))
     return {case: case_words[case] for case in cases if case in case_words}
 
 
@@ -133,7 +133,7 @@ def find_deviations(module: str, version: str, cases: Mapping[str, bytes]) -> di
     case, and `version` is as for `probe_results`.
     """
     digests = {op: hashlib.sha256(content).hexdigest()[:32] for op, content in cases.items()}
-    results = case_results(module, version, {digests[op]: cases[op] for op in cases})
+    results = probe_case_results(module, version, {digests[op]: cases[op] for op in cases})
     return {op: results[digest] for op, digest in digests.items() if results.get(digest)}
 
 
@@ -144,10 +144,10 @@ def try_each_file(find: Callable[[Path], str]) -> None:
     try_each(names, lambda name: [f"{name} {find(folder / name)}"])
 
 
-def _result_cache(version: str, environment: Mapping[str, str]) -> FileCache:
+def _open_result_cache(version: str, environment: Mapping[str, str]) -> FileCache:
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     flags = " ".join(sorted(detect({}).flags))
-    return machine_cache(version=version, flags=flags, settings=" ".join(settings))
+    return open_machine_cache(version=version, flags=flags, settings=" ".join(settings))
 
 
 def _run_probe(
@@ -160,9 +160,9 @@ def _run_probe(
     results: set[str] = set()
     tried: set[str] = set()
     while True:
-        command = python_command(module, *arguments, *sorted(tried))
+        command = make_python_command(module, *arguments, *sorted(tried))
         begun = time.monotonic()
-        output, failure = _child_output(command, environment, seconds)
+        output, failure = _run_child_process(command, environment, seconds)
         if time.monotonic() - begun >= seconds:
             seconds /= 2
         lines = output.splitlines()
@@ -175,7 +175,7 @@ def _run_probe(
             return results, tried
 
 
-def _child_output(
+def _run_child_process(
     command: list[str], environment: dict[str, str], seconds: float
 ) -> tuple[str, str | None]:
     """Return the output of a child and the reason of its failure; None if it succeeded."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from neural_mp.adaptors.common.named_graphs.model_metadata import details_of
+from neural_mp.adaptors.common.named_graphs.model_metadata import collect_model_details
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.signatures.input_spec import InputSpec, unused_capture_warning
 from neural_mp.adaptors.common.signatures.signature import Array, Signature
-from neural_mp.adaptors.common.threads import ThreadLimit, allowed_threads, limited_threads
+from neural_mp.adaptors.common.threads import ThreadLimit, get_allowed_threads, limit_op_threads
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.core.enums import Capture
@@ -52,28 +52,28 @@ class GraphModel(ABC, Generic[P]):
     _runners: dict[int | None, Run] = field(default_factory=dict)
 
     @property
-    def runs(self) -> P:
+    def active_graph(self) -> P:
         """The graph to run: the user's own, unless converted."""
         return self.program if self.given is None else self.given
 
     @abstractmethod
-    def compiled(self) -> Run:
+    def compile_graph(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
 
-    def runner(self) -> Run:
+    def get_runner(self) -> Run:
         """Return the compiled graph, compiled if it was not yet for the number of threads."""
         requested = ThreadLimit.threads
         run = self._runners.get(requested)
         if run is None:
             # Without a request, the environment decides when the graph is compiled.
-            threads = allowed_threads()
-            run = self._runners.get(threads) or self.compiled()
+            threads = get_allowed_threads()
+            run = self._runners.get(threads) or self.compile_graph()
             self._runners[threads] = self._runners[requested] = run
         return run
 
     def run(self, bound: Mapping[str, Array]) -> list[Any]:
         """Return the outputs for bound inputs, in the order of the signature."""
-        return self.runner()(bound)
+        return self.get_runner()(bound)
 
 
 def with_weights(model: G, weights: Mapping[str, GroupedWeight]) -> G:
@@ -81,9 +81,11 @@ def with_weights(model: G, weights: Mapping[str, GroupedWeight]) -> G:
     return replace(model, grouped=weights, _runners={})
 
 
-def graph_details(model: GraphModel[Any]) -> dict[str, Any]:
+def collect_graph_details(model: GraphModel[Any]) -> dict[str, Any]:
     """Return the metadata of a model for JSON."""
-    details = details_of(model.signature, model.example, model.ops, model.results, model.counts)
+    details = collect_model_details(
+        model.signature, model.example, model.ops, model.results, model.counts
+    )
     return {**details, "converted": model.given is None}
 
 
@@ -93,10 +95,10 @@ class GraphAdaptor(Adaptor[G]):
     #: The name of the format in messages.
     title: ClassVar[str]
 
-    threads = staticmethod(limited_threads)
+    threads = staticmethod(limit_op_threads)
 
     @abstractmethod
-    def read(self, source: object, spec: InputSpec) -> G:
+    def read_model(self, source: object, spec: InputSpec) -> G:
         """Read and canonicalize a model, as described in `Adaptor.load`."""
 
     def load(
@@ -109,17 +111,19 @@ class GraphAdaptor(Adaptor[G]):
         capture: Capture = Capture.WHOLE,
     ) -> G:
         """Read and canonicalize a model. `inputs` are names, or example arrays."""
-        spec = InputSpec.read(inputs, outputs, example).without_shapes(self.title)
-        model = self.read(source, spec)
-        return replace(model, warnings=(*model.warnings, *unused_capture(self.title, capture)))
+        spec = InputSpec.from_arguments(inputs, outputs, example).without_shapes(self.title)
+        model = self.read_model(source, spec)
+        return replace(
+            model, warnings=(*model.warnings, *unused_capture_warning(self.title, capture))
+        )
 
     def prepare(self, model: G) -> None:
         """Compile the graph."""
-        model.runner()
+        model.get_runner()
 
     def predict(self, model: G, inputs: object) -> Any:
         """Return outputs as arrays."""
-        return model.signature.packed(model.run(model.signature.bind(inputs)))
+        return model.signature.pack_outputs(model.run(model.signature.bind_inputs(inputs)))
 
     def example_inputs(self, model: G, batch_size: int | None = None) -> Any:
         """Return a tuple in input order: the example of the data, or synthetic inputs."""

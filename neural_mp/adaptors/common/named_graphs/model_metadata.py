@@ -11,8 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signatures.input_spec import example_for
-from neural_mp.adaptors.common.signatures.signature import Array, Shape, Signature, shape_of
+from neural_mp.adaptors.common.signatures.input_spec import make_synthetic_example
+from neural_mp.adaptors.common.signatures.signature import (
+    Array,
+    Shape,
+    Signature,
+    parse_tensor_shape,
+)
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json
@@ -28,11 +33,11 @@ CONVERTED: Mapping[str, Validator[Any]] = {
 #: Optional entries, absent from files of earlier versions.
 LATER: Mapping[str, Validator[Any]] = {
     "results": mapping_of(OutputLocation.from_list),
-    "example": mapping_of(shape_of),
+    "example": mapping_of(parse_tensor_shape),
 }
 
 
-def details_of(
+def collect_model_details(
     signature: Signature,
     example: Mapping[str, Array],
     ops: Mapping[str, str],
@@ -51,11 +56,11 @@ def details_of(
     }
 
 
-def restored_example(signature: Signature, details: Mapping[str, Any]) -> dict[str, Array]:
+def restore_example_inputs(signature: Signature, details: Mapping[str, Any]) -> dict[str, Array]:
     """Return synthetic inputs with the sizes of the example before saving, if stored."""
     shapes: Mapping[str, Shape] = details.get("example", {})
     inputs = (replace(port, shape=shapes.get(port.tensor, port.shape)) for port in signature.inputs)
-    return example_for(replace(signature, inputs=tuple(inputs)))
+    return make_synthetic_example(replace(signature, inputs=tuple(inputs)))
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:

@@ -48,8 +48,8 @@ T = TypeVar("T")
 class TensorVariants(ABC, Generic[T]):
     """The variants in the converted graph of every tensor of the unconverted graph.
 
-    A tensor without a `put` call exists in FP32, as in the unconverted graph. A framework inserts
-    the conversions and counts them.
+    A tensor without a `set_variant` call exists in FP32, as in the unconverted graph. A framework
+    inserts the conversions and counts them.
 
     Args:
         flow: the quantized tensors of the plan.
@@ -71,74 +71,76 @@ class TensorVariants(ABC, Generic[T]):
         """The number of inserted conversions."""
         return ConversionCounts(**self._counted)
 
-    def count(self, conversion: str) -> None:
+    def count_conversion(self, conversion: str) -> None:
         """Count an inserted conversion, a field of `ConversionCounts`."""
         self._counted[conversion] += 1
 
-    def encoding_of(self, tensor: T) -> QuantParams:
+    def get_quant_params(self, tensor: T) -> QuantParams:
         """Return the uint8 quantization parameters of a tensor."""
         return self._encodings[self.name_of(tensor)]
 
-    def found(self, tensor: T) -> dict[str, T]:
+    def find_variants(self, tensor: T) -> dict[str, T]:
         """Return the existing variants of a tensor."""
         return self._found.setdefault(tensor, {FP32: tensor})
 
-    def put(self, tensor: T, variant: str, value: T) -> None:
+    def set_variant(self, tensor: T, variant: str, value: T) -> None:
         """Set a variant as the only one of a tensor."""
         self._found[tensor] = {variant: value}
 
-    def result_of(self, tensor: T) -> tuple[T, QuantParams | None]:
+    def get_computed_result(self, tensor: T) -> tuple[T, QuantParams | None]:
         """Return a tensor as computed, and its quantization parameters if in uint8."""
-        variant, value = next(iter(self.found(tensor).items()))
-        return value, self.encoding_of(tensor) if variant == UINT8 else None
+        variant, value = next(iter(self.find_variants(tensor).items()))
+        return value, self.get_quant_params(tensor) if variant == UINT8 else None
 
     def is_stored(self, tensor: T) -> bool:
         """Whether the uint8 variant of a tensor exists."""
-        return UINT8 in self.found(tensor)
+        return UINT8 in self.find_variants(tensor)
 
-    def real(self, tensor: T, variant: str = FP32) -> T:
+    def as_float(self, tensor: T, variant: str = FP32) -> T:
         """Return a tensor in FP32, BF16 or FP16."""
-        variants = self.found(tensor)
+        variants = self.find_variants(tensor)
         if variant not in variants:
             variants[variant] = self._make_variant(tensor, variant, variants)
         return variants[variant]
 
-    def stored(self, tensor: T) -> T:
+    def as_uint8(self, tensor: T) -> T:
         """Return a tensor in uint8."""
-        variants = self.found(tensor)
+        variants = self.find_variants(tensor)
         if UINT8 not in variants:
-            variants[UINT8] = self.quantized(tensor, self.real(tensor))
+            variants[UINT8] = self.insert_quantize(tensor, self.as_float(tensor))
         return variants[UINT8]
 
     def _make_variant(self, tensor: T, variant: str, variants: Mapping[str, T]) -> T:
-        array = self.value_of(tensor)
+        array = self.get_constant_value(tensor)
         if array is not None:
-            return self.constant_in(tensor, variant, cast_saturating(array, _NARROW[variant]))
+            return self.insert_16_bit_constant(
+                tensor, variant, cast_saturating(array, _NARROW[variant])
+            )
         source = next((name for name in (FP32, BF16, FP16) if name in variants), None)
         if source is None and variant in self.dequantized_to:
-            return self.dequantized(tensor, variant)
-        return self.cast(tensor, source or FP32, variant)
+            return self.insert_dequantize(tensor, variant)
+        return self.insert_cast(tensor, source or FP32, variant)
 
     @abstractmethod
     def name_of(self, tensor: T) -> str:
         """Return the name of a tensor in plans."""
 
     @abstractmethod
-    def value_of(self, tensor: T) -> Array | None:
+    def get_constant_value(self, tensor: T) -> Array | None:
         """Return the value of a constant; None for a computed tensor."""
 
     @abstractmethod
-    def constant_in(self, tensor: T, variant: str, values: Array) -> T:
+    def insert_16_bit_constant(self, tensor: T, variant: str, values: Array) -> T:
         """Insert a 16-bit copy of a constant."""
 
     @abstractmethod
-    def cast(self, tensor: T, source: str, variant: str) -> T:
+    def insert_cast(self, tensor: T, source: str, variant: str) -> T:
         """Insert a cast of a tensor from one float variant to another."""
 
     @abstractmethod
-    def quantized(self, tensor: T, real: T) -> T:
+    def insert_quantize(self, tensor: T, real: T) -> T:
         """Insert a quantization of a tensor's FP32 variant."""
 
     @abstractmethod
-    def dequantized(self, tensor: T, variant: str) -> T:
+    def insert_dequantize(self, tensor: T, variant: str) -> T:
         """Insert a dequantization of a uint8 tensor to one of `dequantized_to`."""

@@ -23,9 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import Gradients, StoredLayer, needed
+from neural_mp.adaptors.common.optional import Gradients, StoredLayer, require_part
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, split_portions
-from neural_mp.adaptors.common.weights.grouped_weight import Floats, input_group, rounded_inputs
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    Floats,
+    input_group_size,
+    round_grouped_inputs,
+)
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace
@@ -42,7 +46,7 @@ _ROWS_PER_PART, _ROWS = 32, 512
 _TINY = 1e-30
 
 
-def weight_noise(
+def measure_weight_noise(
     adaptor: Framework[M],
     model: M,
     batches: Iterable[Any],
@@ -57,18 +61,20 @@ def weight_noise(
     Raises:
         ConversionError: the framework has no gradients.
     """
-    gradients = needed(adaptor.gradients, adaptor.framework, "gradients of weights")
+    gradients = require_part(adaptor.gradients, adaptor.framework, "gradients of weights")
     weights = gradients.weights(model)
-    specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
+    specs = {op: list_float_input_specs(space, op) for op in space.tunable_ops if op in weights}
     corrected = _correct_weights(corrected or CorrectedWeights(adaptor, model), specs)
-    samples = list(_first_samples(batches))
+    samples = list(_iterate_first_samples(batches))
     scores: dict[str, dict[str, float]] = {}
     sizes = {op: weights[op].nbytes * len(op_specs) for op, op_specs in specs.items()}
     for part in split_portions(sizes, _CHANGE_BYTES):
         changes: dict[str, dict[str, NDArray[np.float32]]] = {op: {} for op in part}
         for op in part:
             for spec in specs[op]:
-                changes[op][str(spec)] = corrected.rounded(op, weights[op], spec) - weights[op]
+                changes[op][str(spec)] = (
+                    corrected.restore_weight(op, weights[op], spec) - weights[op]
+                )
         scores |= _score_changes(gradients, model, samples, changes)
     return scores
 
@@ -77,7 +83,9 @@ def _correct_weights(
     corrected: CorrectedWeights[M], specs: Mapping[str, Iterable[QuantSpec]]
 ) -> CorrectedWeights[M]:
     """Return corrected weights, made for all quantizations with corrections."""
-    corrected.of({op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()})
+    corrected.correct_weights(
+        {op: [s for s in op_specs if s.corrections] for op, op_specs in specs.items()}
+    )
     return corrected
 
 
@@ -110,7 +118,7 @@ def _score_changes(
     }
 
 
-def specs_of(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
+def list_float_input_specs(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
     """Return the quantizations of an op's weight that leave its inputs in float.
 
     Of several corrections of one grid, the first.
@@ -146,7 +154,7 @@ def _of_drawn_class(logits: Array, random: np.random.Generator) -> Array:
     return gradient.astype(np.float32)
 
 
-def _first_samples(batches: Iterable[Any]) -> Iterator[Any]:
+def _iterate_first_samples(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the first samples of batches, each as a batch of one."""
     remaining = FISHER_SAMPLES
     for batch in batches:
@@ -157,7 +165,7 @@ def _first_samples(batches: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def layer_noise(
+def measure_layer_noise(
     adaptor: Framework[M],
     model: M,
     batches: Iterable[Any],
@@ -173,9 +181,13 @@ def layer_noise(
     Raises:
         ConversionError: the framework does not return the inputs of layers.
     """
-    offered = needed(adaptor.layer_inputs, adaptor.framework, "inputs of layers")
-    layers = {op: layer for op, layer in offered.layers(model).items() if specs_of(space, op)}
-    specs = {op: specs_of(space, op) for op in layers}
+    offered = require_part(adaptor.layer_inputs, adaptor.framework, "inputs of layers")
+    layers = {
+        op: layer
+        for op, layer in offered.layers(model).items()
+        if list_float_input_specs(space, op)
+    }
+    specs = {op: list_float_input_specs(space, op) for op in layers}
     corrected = _correct_weights(corrected or CorrectedWeights(adaptor, model), specs)
     tensors = {layer.read for layer in layers.values() if layer.read is not None}
     rows = _sample_rows(offered.values(model, batches, tensors)) if tensors else {}
@@ -216,22 +228,22 @@ def _score_specs(
     signal = max(float(np.vdot(truth, truth)), _TINY)
     for spec in specs:
         output = (
-            corrected.rounded(op, weight, spec)
+            corrected.restore_weight(op, weight, spec)
             if rows is None
-            else _kernel_output(rows, op, weight, spec, corrected)
+            else _compute_kernel_output(rows, op, weight, spec, corrected)
         )
         error = output - truth
         yield str(spec), float(np.vdot(error, error)) / signal
 
 
-def _kernel_output(
+def _compute_kernel_output(
     rows: Floats, op: str, weight: Floats, spec: QuantSpec, corrected: CorrectedWeights[Any]
 ) -> Floats:
     if spec.inputs is not KernelInputs.INT8:
-        return rows @ corrected.rounded(op, weight, spec).T
-    size = input_group(spec, weight.shape[1])
+        return rows @ corrected.restore_weight(op, weight, spec).T
+    size = input_group_size(spec, weight.shape[1])
     if spec.group_size is None:
-        return rounded_inputs(rows, size) @ corrected.rounded(op, weight, spec).T
-    stored = corrected.grouped(op, weight, spec)
+        return round_grouped_inputs(rows, size) @ corrected.restore_weight(op, weight, spec).T
+    stored = corrected.get_grouped_weight(op, weight, spec)
     scaled = rows if stored.input_factors is None else rows * stored.input_factors
-    return rounded_inputs(scaled, size) @ stored.stored().T
+    return round_grouped_inputs(scaled, size) @ stored.stored_floats().T

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import require_part
 from neural_mp.adaptors.common.quant_params import weight_limit_of
-from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, rounded_weight
+from neural_mp.adaptors.common.weights.cross_layer_scaling import Array, round_int8_weight
 from neural_mp.space import TuningSpace
 
 M = TypeVar("M")
@@ -22,7 +22,7 @@ DIRECTIONS = 8
 _SIGNS = np.array([-1, 1], np.float32)
 
 
-def weight_sensitivity(
+def estimate_weight_sensitivity(
     adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
 ) -> dict[str, float]:
     """Return op with an INT8 weight → sensitivity to rounding the weight.
@@ -37,18 +37,20 @@ def weight_sensitivity(
     """
     if not adaptor.offers("hessian_traces"):
         adaptor.hessian_traces(model, batches, ())  # refuses before anything is computed
-    layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(model)
+    layers = require_part(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(
+        model
+    )
     ops = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
     sensitivity = {}
     for op, trace in adaptor.hessian_traces(model, batches, ops).items():
-        matrix = layers[op].matrix().astype(np.float64)
-        rounded = rounded_weight(matrix, weight_limit_of(space, op))
+        matrix = layers[op].as_matrix().astype(np.float64)
+        rounded = round_int8_weight(matrix, weight_limit_of(space, op))
         distance = float(np.square(matrix - rounded).sum())
         sensitivity[op] = trace / matrix.size * distance
     return sensitivity
 
 
-def summed_traces(
+def estimate_summed_traces(
     ops: Iterable[str], batches: Iterable[tuple[Sequence[Sequence[int]], Squares]]
 ) -> dict[str, float]:
     """Return op → trace of JᵀJ by its weight, summed over batches (Hutchinson's estimator).

@@ -41,7 +41,7 @@ class MomentSums:
         """Return the sums of no rows."""
         return cls(np.zeros((inputs, inputs), np.float32), np.zeros(inputs, np.float32))
 
-    def add(self, values: Array) -> None:
+    def add_inputs(self, values: Array) -> None:
         """Add values whose last axis is that of the inputs.
 
         Rows with NaN or Inf, e.g. of padding that is masked later, are left out.
@@ -60,7 +60,7 @@ class MomentSums:
             self.magnitudes[part] += np.abs(rows[:, part]).sum(axis=0)
         self.rows += len(rows)
 
-    def moments(self) -> InputMoments:
+    def finish_moments(self) -> InputMoments:
         """Return the mean over the rows, in the memory of the sums; to be called once."""
         rows = np.float32(max(self.rows, 1))
         self.products /= rows
@@ -74,7 +74,7 @@ class MomentSums:
         return InputMoments(self.products, self.magnitudes)
 
 
-def corrections_from(
+def build_weight_corrections(
     inputs: LayerInputs[M], with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
 ) -> GroupedWeights[M]:
     """Return the corrections of weights for kernels that read integer zero points.
@@ -82,7 +82,7 @@ def corrections_from(
     `with_weights` is as in `GroupedWeights`.
     """
 
-    def layer_weights(model: M) -> Mapping[str, Array]:
+    def read_layer_weights(model: M) -> Mapping[str, Array]:
         layers = inputs.layers(model)
         return _Read({op: layer.weight for op, layer in layers.items()})
 
@@ -96,13 +96,15 @@ def corrections_from(
         for tensor, values in inputs.values(model, batches, tensors):
             if tensor not in sums:
                 sums[tensor] = MomentSums.of_size(values.shape[-1])
-            sums[tensor].add(values)
-        tensor_moments = {tensor: total.moments() for tensor, total in sums.items()}
+            sums[tensor].add_inputs(values)
+        tensor_moments = {tensor: total.finish_moments() for tensor, total in sums.items()}
         return {
             op: tensor_moments[tensor] for op, tensor in sources.items() if tensor in tensor_moments
         }
 
-    return GroupedWeights(layer_weights, measure_moments, with_weights, GroupParameters.ZERO_POINTS)
+    return GroupedWeights(
+        read_layer_weights, measure_moments, with_weights, GroupParameters.ZERO_POINTS
+    )
 
 
 @dataclass(frozen=True)

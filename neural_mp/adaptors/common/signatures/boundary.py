@@ -12,18 +12,18 @@ import numpy as np
 from neural_mp.adaptors.common.signatures.signature import (
     Array,
     Signature,
-    flat_leaves,
-    layout_of,
-    positions,
+    find_positions,
+    get_batch_layout,
+    list_flat_leaves,
     remember_layout,
 )
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.util.json_fields import NOT_STORED, JsonFields
-from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
-from neural_mp.util.text import counted
+from neural_mp.util.pytree import NamedOutputs, convert_to_numpy, tree_leaves
+from neural_mp.util.text import format_count
 from neural_mp.util.validators import (
     InvalidValueError,
-    invalid,
+    invalid_value_error,
     mapping_of,
     non_negative_integer,
     one_of,
@@ -35,15 +35,15 @@ Containers = int | None | Sequence[Any]
 TUPLE, LIST, DICT, NAMED = "tuple", "list", "dict", "named"
 
 
-def arrange_outputs(containers: Containers, values: Sequence[Any]) -> Any:
+def arrange_in_containers(containers: Containers, values: Sequence[Any]) -> Any:
     """Return the values in containers."""
     if containers is None or isinstance(containers, int):
         return None if containers is None else values[containers]
     kind, parts = containers
     if isinstance(parts, Mapping):
-        outputs = {name: arrange_outputs(part, values) for name, part in parts.items()}
+        outputs = {name: arrange_in_containers(part, values) for name, part in parts.items()}
         return NamedOutputs(outputs) if kind == NAMED else outputs
-    items = [arrange_outputs(part, values) for part in parts]
+    items = [arrange_in_containers(part, values) for part in parts]
     return tuple(items) if kind == TUPLE else items
 
 
@@ -69,16 +69,16 @@ class Boundary(JsonFields):
         """Return the state without process-local parts."""
         return {member.name: getattr(self, member.name) for member in fields(self)} | {"held": None}
 
-    def arrays(self, inputs: object) -> tuple[Array, ...]:
+    def bind_arrays(self, inputs: object) -> tuple[Array, ...]:
         """Return the inputs of one batch as arrays in the order of the runtime.
 
         Raises:
             DataError: the inputs do not fit the model.
         """
-        values = self.signature.assigned(inputs)
-        return tuple(self.signature.bind(_tensors_to_arrays(values)).values())
+        values = self.signature.assign_inputs(inputs)
+        return tuple(self.signature.bind_inputs(_tensors_to_arrays(values)).values())
 
-    def taken(self, inputs: object) -> tuple[tuple[Array, ...], bool]:
+    def bind_inputs(self, inputs: object) -> tuple[tuple[Array, ...], bool]:
         """Return the inputs in the order of the runtime, and whether the batch holds tensors.
 
         Tensors are those of the source framework. Arrays of a known layout are not checked: the
@@ -87,26 +87,26 @@ class Boundary(JsonFields):
         Raises:
             DataError: the inputs do not fit the model.
         """
-        leaves = flat_leaves(inputs)
-        key = (layout_of(inputs), *map(type, leaves))
-        cached = self._places.get(key)
+        leaves = list_flat_leaves(inputs)
+        key = (get_batch_layout(inputs), *map(type, leaves))
+        cached = self._leaf_positions.get(key)
         if cached is not None:
             order, tensors = cached
             return _tensors_to_arrays([leaves[index] for index in order]), tensors
-        arrays, package = self.arrays(inputs), FRAMEWORKS[self.framework].package
+        arrays, package = self.bind_arrays(inputs), FRAMEWORKS[self.framework].package
         tensors = any(type(v).__module__.partition(".")[0] == package for v in tree_leaves(inputs))
         if all(hasattr(leaf, "__array__") for leaf in leaves):
-            indices = positions(self.signature.assigned(inputs), leaves)
+            indices = find_positions(self.signature.assign_inputs(inputs), leaves)
             if indices is not None:
-                remember_layout(self._places, key, (indices, tensors))
+                remember_layout(self._leaf_positions, key, (indices, tensors))
         return arrays, tensors
 
     @cached_property
-    def _places(self) -> dict[Hashable, tuple[list[int], bool]]:
+    def _leaf_positions(self) -> dict[Hashable, tuple[list[int], bool]]:
         """Layout and types of a batch → index of the leaf of each input, whether it has tensors."""
         return {}
 
-    def returned(self, outputs: object, tensor: Callable[[Array], Any] | None) -> Any:
+    def restore_outputs(self, outputs: object, tensor: Callable[[Array], Any] | None) -> Any:
         """Return outputs of the runtime as the source would.
 
         Args:
@@ -117,8 +117,8 @@ class Boundary(JsonFields):
         if tensor is not None:
             values = [tensor(value) for value in values]
         if self.containers is None:
-            return self.signature.packed(values)
-        return arrange_outputs(self.containers, values)
+            return self.signature.pack_outputs(values)
+        return arrange_in_containers(self.containers, values)
 
     def calls_of_file(self) -> str:
         """Return the inputs and outputs of the runtime's own file, as text."""
@@ -127,7 +127,7 @@ class Boundary(JsonFields):
             + ("" if port.tensor == port.name else f" ({port.name!r} in {self.framework})")
             for port in self.signature.inputs
         )
-        outputs = counted(len(self.signature.outputs), "output")
+        outputs = format_count(len(self.signature.outputs), "output")
         return f"inputs {inputs}; {outputs}, in the order of {self.framework}, without containers"
 
     @classmethod
@@ -140,14 +140,16 @@ class Boundary(JsonFields):
         boundary = super().from_dict(data)
         for index in _collect_indices(boundary.containers):
             if index >= len(boundary.signature.outputs):
-                raise invalid("the index of an output", index)
+                raise invalid_value_error("the index of an output", index)
         return boundary
 
 
 def _tensors_to_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         [
-            value if type(value) is np.ndarray or not hasattr(value, "detach") else as_numpy(value)
+            value
+            if type(value) is np.ndarray or not hasattr(value, "detach")
+            else convert_to_numpy(value)
             for value in values
         ]
     )
@@ -170,5 +172,5 @@ def _parse_containers(value: object) -> Containers:
     if kind in (DICT, NAMED):
         return [kind, mapping_of(_parse_containers)(parts)]
     if not isinstance(parts, list):
-        raise invalid("a list of parts", parts)
+        raise invalid_value_error("a list of parts", parts)
     return [kind, [_parse_containers(part) for part in parts]]

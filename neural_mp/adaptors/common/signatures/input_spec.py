@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.signatures.signature import Array, Signature, Ten
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.io.limits import MAX_EXAMPLE_ELEMENTS
-from neural_mp.util.open_axes import Shapes, given_shapes
+from neural_mp.util.open_axes import Shapes, parse_given_shapes
 from neural_mp.util.pytree import tree_leaves
 
 
@@ -34,14 +34,14 @@ class InputSpec:
     shapes: Shapes | None = None
 
     @classmethod
-    def read(cls, inputs: object, outputs: object, example: object) -> InputSpec:
+    def from_arguments(cls, inputs: object, outputs: object, example: object) -> InputSpec:
         """Parse the arguments of `Adaptor.load`.
 
         Raises:
             ConfigurationError: `inputs` is not names, example tensors or shapes, or `outputs` not
                 names.
         """
-        shapes = given_shapes(inputs)
+        shapes = parse_given_shapes(inputs)
         names, shown = ((), None) if shapes is not None else _names_or_example(inputs)
         outputs = _parse_names(outputs, "outputs")
         return cls(names, outputs, example if shown is None else shown, shapes)
@@ -65,24 +65,24 @@ class InputSpec:
             f"shapes apply to Keras models and tf.functions, which are traced"
         )
 
-    def feeds(self, signature: Signature) -> tuple[dict[str, Array], list[str]]:
+    def make_feeds(self, signature: Signature) -> tuple[dict[str, Array], list[str]]:
         """Return inputs for a run, synthetic without data, and warnings about assumed sizes.
 
         Raises:
             DataError: the example does not fit the model.
         """
         if self.example is not None:
-            return signature.bind(self.example), []
+            return signature.bind_inputs(self.example), []
         unknown = [port for port in signature.inputs if port.has_unknown_sizes]
         warnings = [
             f"without data, unknown sizes of the input {port} are assumed to be 1; set inputs to "
             f"an example array for other sizes"
             for port in unknown[:1]
         ]
-        return example_for(signature), warnings
+        return make_synthetic_example(signature), warnings
 
 
-def unused_capture(framework: str, capture: Capture) -> tuple[str, ...]:
+def unused_capture_warning(framework: str, capture: Capture) -> tuple[str, ...]:
     """Return a warning if capture by modules is requested for a graph framework."""
     if capture is Capture.WHOLE:
         return ()
@@ -124,20 +124,20 @@ def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
 Fill = Callable[[TensorSpec, Sequence[int]], Array]
 
 
-def example_for(signature: Signature, fill: Fill | None = None) -> dict[str, Array]:
+def make_synthetic_example(signature: Signature, fill: Fill | None = None) -> dict[str, Array]:
     """Return synthetic inputs, unknown sizes 1; by default, floats from 0…1 and zeros.
 
     Raises:
         DataError: an input is too large.
     """
-    fill = fill or _plain_values
+    fill = fill or _make_plain_values
     return {
-        port.tensor: fill(port, _known_sizes(port)) if port.default is None else port.default
+        port.tensor: fill(port, _assume_free_sizes(port)) if port.default is None else port.default
         for port in signature.inputs
     }
 
 
-def _known_sizes(port: TensorSpec) -> list[int]:
+def _assume_free_sizes(port: TensorSpec) -> list[int]:
     shape = [1 if size is None else size for size in port.shape or ()]
     if math.prod(shape) > MAX_EXAMPLE_ELEMENTS:
         raise DataError(
@@ -147,7 +147,7 @@ def _known_sizes(port: TensorSpec) -> list[int]:
     return shape
 
 
-def _plain_values(port: TensorSpec, shape: Sequence[int]) -> Array:
+def _make_plain_values(port: TensorSpec, shape: Sequence[int]) -> Array:
     if port.dtype is None:
         return np.zeros(shape)
     if port.dtype.hasobject:

@@ -14,17 +14,17 @@ from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.labels import without_labels
-from neural_mp.util.pytree import Array, NamedList, Structure, tree_leaves, unflatten
-from neural_mp.util.text import counted
+from neural_mp.util.pytree import Array, NamedList, Structure, tree_leaves, tree_unflatten
+from neural_mp.util.text import format_count
 from neural_mp.util.validators import (
     InvalidValueError,
-    invalid,
+    invalid_value_error,
     list_of,
     mapping_of,
-    nested_numbers,
     non_negative_integer,
     optional,
     short_string,
+    validate_nested_numbers,
 )
 
 #: Sizes of a tensor, None if unknown before a run; None if the rank is unknown.
@@ -53,9 +53,9 @@ class TensorSpec(JsonFields):
     name: str
     tensor: str
     dtype: Annotated[np.dtype[Any], _parse_dtype] | None
-    shape: Annotated[Shape, shape_of]
+    shape: Annotated[Shape, parse_tensor_shape]
     alias: str | None = None
-    default: Annotated[Array, nested_numbers] | None = field(
+    default: Annotated[Array, validate_nested_numbers] | None = field(
         default=None, compare=False, repr=False
     )
 
@@ -81,7 +81,7 @@ class TensorSpec(JsonFields):
         try:
             return replace(spec, default=np.asarray(spec.default, spec.dtype))
         except (TypeError, ValueError, OverflowError):
-            raise invalid(f"a default of the type {spec.dtype}", spec.default) from None
+            raise invalid_value_error(f"a default of the type {spec.dtype}", spec.default) from None
 
     @property
     def is_optional(self) -> bool:
@@ -140,10 +140,10 @@ class Signature(JsonFields):
         count = len(signature.outputs)
         for position in tree_leaves(signature.returns):
             if position is not None and position >= count:
-                raise invalid(f"an index of one of {count} outputs", position)
+                raise invalid_value_error(f"an index of one of {count} outputs", position)
         return signature
 
-    def bind(self, inputs: object) -> dict[str, Array]:
+    def bind_inputs(self, inputs: object) -> dict[str, Array]:
         """Return tensor → array for the inputs of one batch.
 
         A dict is matched by name, without labels that the model does not accept; a tuple or list by
@@ -152,23 +152,23 @@ class Signature(JsonFields):
         Raises:
             DataError: the number, names, dtypes or shapes do not match the model.
         """
-        cached = self._layouts.bound(inputs)
+        cached = self._array_layouts.bind_known_layout(inputs)
         if cached is not None:
             return cached
-        values = self.assigned(inputs)
+        values = self.assign_inputs(inputs)
         bound = {
             port.tensor: value if _fits_at_once(port, value) else _cast_to_port(port, value)
             for port, value in zip(self.inputs, values, strict=True)
         }
-        self._layouts.learn(inputs, values, bound)
+        self._array_layouts.learn_layout(inputs, values, bound)
         return bound
 
     @cached_property
-    def _layouts(self) -> ArrayLayouts:
+    def _array_layouts(self) -> ArrayLayouts:
         return ArrayLayouts()
 
-    def assigned(self, inputs: object) -> list[Any]:
-        """Return the value for every input of `bind`, unconverted.
+    def assign_inputs(self, inputs: object) -> list[Any]:
+        """Return the value for every input of `bind_inputs`, unconverted.
 
         Raises:
             DataError: the number or names do not match the model.
@@ -194,9 +194,9 @@ class Signature(JsonFields):
             values = list(inputs)
         else:
             values = [inputs]
-        return self._by_position(values) if len(values) != len(self.inputs) else values
+        return self._arrange_by_position(values) if len(values) != len(self.inputs) else values
 
-    def _by_position(self, values: Sequence[Any]) -> list[Any]:
+    def _arrange_by_position(self, values: Sequence[Any]) -> list[Any]:
         """Return the value for every input, given those of the required inputs, or of the first."""
         required = [port for port in self.inputs if not port.is_optional]
         first, rest = self.inputs[: len(values)], self.inputs[len(values) :]
@@ -205,7 +205,7 @@ class Signature(JsonFields):
         elif len(values) > len(first) or not all(port.is_optional for port in rest):
             several = len(required) < len(self.inputs)
             raise DataError(
-                f"a batch must hold {counted(len(required), 'input')} "
+                f"a batch must hold {format_count(len(required), 'input')} "
                 f"({', '.join(map(str, required if several else self.inputs))}), "
                 f"got {len(values)}; {_HINT}"
             )
@@ -230,7 +230,7 @@ class Signature(JsonFields):
     def in_order(
         self, feeds: Mapping[str, Array], batch_size: int | None = None
     ) -> tuple[Any, ...]:
-        """Return the result of `bind` by position, repeated or cut to `batch_size` if given."""
+        """Return the result of `bind_inputs` by position, repeated or cut to `batch_size`."""
         if batch_size is None:
             return tuple(feeds[port.tensor] for port in self.inputs)
         arrays = ((feeds[port.tensor], bool(port.shape and port.shape[0])) for port in self.inputs)
@@ -241,7 +241,7 @@ class Signature(JsonFields):
             for array, is_fixed in arrays
         )
 
-    def samples(self, feeds: Mapping[str, Array]) -> int:
+    def count_samples(self, feeds: Mapping[str, Array]) -> int:
         """Return the samples a batch can be split into; 1 unless all share a dynamic axis 0."""
         ports = (*self.inputs, *self.outputs)
         if not all(p.shape and p.shape[0] is None for p in ports):
@@ -249,14 +249,14 @@ class Signature(JsonFields):
         lengths = {len(array) if np.ndim(array) else None for array in feeds.values()}
         return (lengths.pop() or 1) if len(lengths) == 1 else 1
 
-    def packed(self, values: Sequence[Any]) -> Any:
+    def pack_outputs(self, values: Sequence[Any]) -> Any:
         """Return the outputs in the model's structure; a list keeps their names."""
         if isinstance(self.returns, list) and all(isinstance(i, int) for i in self.returns):
             names = [self.outputs[i].name for i in self.returns]
-            return NamedList.of([values[i] for i in self.returns], names)
-        return unflatten(self.returns, values)
+            return NamedList.from_outputs([values[i] for i in self.returns], names)
+        return tree_unflatten(self.returns, values)
 
-    def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
+    def select_ports(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
         """Return the signature with the named inputs and outputs, in this order; () for all.
 
         Raises:
@@ -284,7 +284,7 @@ class Signature(JsonFields):
         return replace(chosen, returns=returns)
 
 
-def shape_of(value: object) -> Shape:
+def parse_tensor_shape(value: object) -> Shape:
     """Validate the sizes of a tensor in a file.
 
     Raises:
@@ -301,9 +301,9 @@ def _parse_dtype(value: object) -> np.dtype[Any]:
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        raise invalid("the name of an element type, e.g. float32", value) from None
+        raise invalid_value_error("the name of an element type, e.g. float32", value) from None
     if dtype.name != name or dtype.itemsize > MAX_ELEMENT_BYTES:
-        raise invalid("the name of an element type, e.g. float32", value)
+        raise invalid_value_error("the name of an element type, e.g. float32", value)
     return dtype
 
 
@@ -379,7 +379,7 @@ def _matches_shape(given: tuple[int, ...], expected: Shape) -> bool:
     )
 
 
-def flat_leaves(inputs: object) -> list[Any]:
+def list_flat_leaves(inputs: object) -> list[Any]:
     """Return the items of a plain dict, tuple or list, or the object itself as the only leaf."""
     if type(inputs) is dict:
         return list(inputs.values())
@@ -388,7 +388,7 @@ def flat_leaves(inputs: object) -> list[Any]:
     return [inputs]
 
 
-def layout_of(inputs: object) -> Hashable:
+def get_batch_layout(inputs: object) -> Hashable:
     """Return the keys of a plain dict, or the type of any other batch."""
     if type(inputs) is dict:
         return tuple(inputs)
@@ -396,12 +396,12 @@ def layout_of(inputs: object) -> Hashable:
     return kind
 
 
-def key_of(inputs: object, leaves: Sequence[Any]) -> tuple[Hashable, ...]:
+def get_layout_key(inputs: object, leaves: Sequence[Any]) -> tuple[Hashable, ...]:
     """Return the layout of a batch, with dtype and shape of each of its leaves, all tensors."""
-    return (layout_of(inputs), *[(leaf.dtype, leaf.shape) for leaf in leaves])
+    return (get_batch_layout(inputs), *[(leaf.dtype, leaf.shape) for leaf in leaves])
 
 
-def positions(values: Sequence[object], leaves: Sequence[object]) -> list[int] | None:
+def find_positions(values: Sequence[object], leaves: Sequence[object]) -> list[int] | None:
     """Return the index in `leaves` of each value, by identity; None if any is missing.
 
     A batch that holds an object twice has no positions: the next batch may hold two objects.
@@ -424,13 +424,13 @@ class ArrayLayouts:
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[tuple[str, int, np.dtype[Any] | None], ...]] = {}
 
-    def bound(self, inputs: object) -> dict[str, Array] | None:
+    def bind_known_layout(self, inputs: object) -> dict[str, Array] | None:
         """Return tensor → array for a batch of a known layout; None for any other batch."""
-        leaves = flat_leaves(inputs)
+        leaves = list_flat_leaves(inputs)
         for leaf in leaves:
             if type(leaf) is not np.ndarray:
                 return None
-        layout = self._known.get(key_of(inputs, leaves))
+        layout = self._known.get(get_layout_key(inputs, leaves))
         if layout is None:
             return None
         return {
@@ -438,12 +438,12 @@ class ArrayLayouts:
             for tensor, index, dtype in layout
         }
 
-    def learn(self, inputs: object, given: Sequence[Any], bound: Mapping[str, Any]) -> None:
+    def learn_layout(self, inputs: object, given: Sequence[Any], bound: Mapping[str, Any]) -> None:
         """Keep the layout of a checked batch: `given` are the values of the tensors of `bound`."""
-        leaves = flat_leaves(inputs)
+        leaves = list_flat_leaves(inputs)
         if not all(type(value) is np.ndarray for value in (*leaves, *bound.values())):
             return
-        indices = positions(given, leaves)
+        indices = find_positions(given, leaves)
         if indices is None:
             return
         casts = [
@@ -451,5 +451,7 @@ class ArrayLayouts:
             for tensor, value in zip(bound, given, strict=True)
         ]
         remember_layout(
-            self._known, key_of(inputs, leaves), tuple(zip(bound, indices, casts, strict=True))
+            self._known,
+            get_layout_key(inputs, leaves),
+            tuple(zip(bound, indices, casts, strict=True)),
         )

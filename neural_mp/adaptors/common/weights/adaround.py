@@ -22,7 +22,7 @@ import numpy as np
 from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.grouped_weight import Floats
-from neural_mp.adaptors.common.weights.weight_corrections import InverseFactor, compensate
+from neural_mp.adaptors.common.weights.weight_corrections import InverseFactor, compensate_errors
 
 #: Ends of the stretched sigmoid.
 _GAMMA, _ZETA = -0.1, 1.1
@@ -60,7 +60,7 @@ class LayerError:
     targets: Floats
     power: Floats
 
-    def of(self, weight: Floats) -> Floats:
+    def evaluate_weight(self, weight: Floats) -> Floats:
         """Return the mean squared error of every output, [groups, outputs]."""
         terms: Floats = weight @ self.products
         terms -= 2 * self.targets
@@ -80,7 +80,7 @@ class RoundedLayer:
     codes: Floats
     scales: Floats
 
-    def floats(self) -> Floats:
+    def to_floats(self) -> Floats:
         """Return the weight that the kernel multiplies by."""
         weight: Floats = self.codes * self.scales
         return weight
@@ -98,25 +98,25 @@ class WeightGrid:
     limit: int
     per_channel: bool = True
 
-    def full(self, weight: Floats) -> Floats:
+    def full_range_scales(self, weight: Floats) -> Floats:
         """Return the scales of the full range, [groups, outputs, 1]."""
         axes = 2 if self.per_channel else (0, 1, 2)
         largest = np.broadcast_to(np.abs(weight).max(axes, keepdims=True), (*weight.shape[:2], 1))
         return np.where(largest > MIN_RANGE_WIDTH, largest / self.limit, 1).astype(np.float32)
 
-    def nearest(self, weight: Floats, scales: Floats) -> RoundedLayer:
+    def round_to_nearest(self, weight: Floats, scales: Floats) -> RoundedLayer:
         """Round to nearest."""
         codes = np.clip(np.rint(weight / scales), -self.limit, self.limit)
         return RoundedLayer(codes.astype(np.float32), scales)
 
-    def pooled(self, values: Floats) -> Floats:
+    def pool_sums(self, values: Floats) -> Floats:
         """Return the sums [groups, outputs] that decide on a common scale."""
         if self.per_channel:
             return values
         return np.broadcast_to(values.sum(dtype=np.float32), values.shape)
 
 
-def reconstructed_layer(
+def reconstruct_layer_weight(
     weight: Floats,
     grid: WeightGrid,
     error: LayerError,
@@ -130,10 +130,10 @@ def reconstructed_layer(
     No output has a larger error than rounded to nearest in the full range. `rounding` and `scales`
     state whether these are learned.
     """
-    best = grid.nearest(weight, grid.full(weight))
-    for candidate in _candidate_roundings(weight, grid, error, options, rounding, scales):
-        least = grid.pooled(error.of(best.floats()))
-        better = (grid.pooled(error.of(candidate.floats())) < least)[..., None]
+    best = grid.round_to_nearest(weight, grid.full_range_scales(weight))
+    for candidate in _iterate_candidate_roundings(weight, grid, error, options, rounding, scales):
+        least = grid.pool_sums(error.evaluate_weight(best.to_floats()))
+        better = (grid.pool_sums(error.evaluate_weight(candidate.to_floats())) < least)[..., None]
         best = RoundedLayer(
             np.where(better, candidate.codes, best.codes),
             np.where(better, candidate.scales, best.scales),
@@ -141,7 +141,7 @@ def reconstructed_layer(
     return best
 
 
-def _candidate_roundings(
+def _iterate_candidate_roundings(
     weight: Floats,
     grid: WeightGrid,
     error: LayerError,
@@ -149,10 +149,10 @@ def _candidate_roundings(
     rounding: bool,
     scales: bool,
 ) -> Iterator[RoundedLayer]:
-    chosen = grid.full(weight)
+    chosen = grid.full_range_scales(weight)
     if scales:
         chosen = _search_scales(weight, grid, error)
-        yield _fit_scales(grid.nearest(weight, chosen), grid, error)
+        yield _fit_scales(grid.round_to_nearest(weight, chosen), grid, error)
     if rounding:
         learned = _learn_codes(weight, grid, chosen, error, options)
         yield learned
@@ -162,13 +162,18 @@ def _candidate_roundings(
 
 def _search_scales(weight: Floats, grid: WeightGrid, error: LayerError) -> Floats:
     """Return the scales of the ranges with the least error, rounded to nearest."""
-    full = grid.full(weight)
-    best, least = full, grid.pooled(error.of(grid.nearest(weight, full).floats()))
+    full = grid.full_range_scales(weight)
+    best, least = (
+        full,
+        grid.pool_sums(error.evaluate_weight(grid.round_to_nearest(weight, full).to_floats())),
+    )
     for factors in (_SHRINKS, _REFINED):
         start = best
         for factor in factors:
             tried = np.minimum(start * np.float32(factor), full)
-            errors = grid.pooled(error.of(grid.nearest(weight, tried).floats()))
+            errors = grid.pool_sums(
+                error.evaluate_weight(grid.round_to_nearest(weight, tried).to_floats())
+            )
             better = errors < least
             best, least = np.where(better[..., None], tried, best), np.where(better, errors, least)
     return best
@@ -180,8 +185,8 @@ def _fit_scales(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> R
     A kernel derives the scale from the largest weight, which must therefore keep the largest code.
     """
     codes = rounded.codes
-    below = grid.pooled(np.einsum("goi,goi->go", codes @ error.products, codes))
-    above = grid.pooled(np.einsum("goi,goi->go", codes, error.targets))
+    below = grid.pool_sums(np.einsum("goi,goi->go", codes @ error.products, codes))
+    above = grid.pool_sums(np.einsum("goi,goi->go", codes, error.targets))
     largest = np.abs(codes).max(axis=2 if grid.per_channel else (0, 1, 2), keepdims=True)
     is_valid = (largest == grid.limit) & (below > 0)[..., None] & (above > 0)[..., None]
     fitted = (above / np.maximum(below, _TINY))[..., None]
@@ -200,7 +205,7 @@ def _learn_codes(
     if _is_wide(weight):
         codes = compensate_codes(weight, choice)
     else:
-        nearest = error.of(grid.nearest(weight, scales).floats())
+        nearest = error.evaluate_weight(grid.round_to_nearest(weight, scales).to_floats())
         nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
         codes = _descend_codes(position, choice, nearest[..., None], options)
     return RoundedLayer(settle_codes(codes, choice), scales)
@@ -218,12 +223,12 @@ def _descend_codes(
     share = np.float32(_PENALTY / position.shape[-1])
     steps = _STEPS_PER_STEP * options.steps
     for step in range(steps):
-        if options.limit.ends():
+        if options.limit.is_reached():
             break
         sigmoid = 1 / (1 + np.exp(-value))
         raw = sigmoid * (_ZETA - _GAMMA) + _GAMMA
         up = np.clip(raw, 0, 1)
-        gradient = 2 * slope * choice.gradient(low + up * is_free)
+        gradient = 2 * slope * choice.error_gradient(low + up * is_free)
         exponent = _penalty_exponent(step / steps)
         if exponent is not None:
             off = 2 * up - 1
@@ -243,7 +248,7 @@ def _is_wide(weight: Floats) -> bool:
     return _operations_per_step(weight) > _WIDE
 
 
-def operations_of(weight: Floats, options: LearnOptions) -> float:
+def count_rounding_operations(weight: Floats, options: LearnOptions) -> float:
     """Return the number of operations to learn rounding and scales of a weight."""
     steps = SWEEPS + len(_SHRINKS) + len(_REFINED)
     count = _operations_per_step(weight) * steps
@@ -289,7 +294,7 @@ class CodeChoice:
     products: Floats
     targets: Floats
 
-    def gradient(self, codes: Floats) -> Floats:
+    def error_gradient(self, codes: Floats) -> Floats:
         """Return half of the gradient of the error by the weight."""
         result: Floats = ((codes * self.scales) @ self.products).astype(np.float32, copy=False)
         result -= self.targets
@@ -301,7 +306,7 @@ def compensate_codes(weight: Floats, choice: CodeChoice) -> Floats:
     codes = np.empty_like(weight)
     for group, products in enumerate(choice.products):
         try:
-            factor = InverseFactor.of(products)
+            factor = InverseFactor.from_products(products)
         except np.linalg.LinAlgError:  # sums that are rounding errors mostly
             high = choice.low[group] + choice.is_free[group]
             steps = np.rint(weight[group] / choice.scales[group])
@@ -327,13 +332,13 @@ def _round_columns(
         codes[index] = np.clip(np.rint(column / scales), low[index], high[index])
         return codes[index] * scales
 
-    compensate(columns, factor, _BLOCK, round_column)
+    compensate_errors(columns, factor, _BLOCK, round_column)
     return codes
 
 
 def settle_codes(codes: Floats, choice: CodeChoice) -> Floats:
     """Return codes none of which can change alone without more error, as far as sweeps suffice."""
-    codes, gradient = codes.copy(), choice.gradient(codes)
+    codes, gradient = codes.copy(), choice.error_gradient(codes)
     for _ in range(SWEEPS):
         blocks = range(0, codes.shape[2], _BLOCK)
         if not sum(_sweep_block(codes, gradient, choice, first) for first in blocks):

@@ -47,7 +47,7 @@ class LearnOptions:
     seed: int = 0
     limit: TimeLimit = field(default_factory=TimeLimit, compare=False, repr=False)
 
-    def rate(self, step: int) -> float:
+    def step_size(self, step: int) -> float:
         """Return the size of a step; all steps together move a shift by half a step at most."""
         return (1 - step / self.steps) / self.steps
 
@@ -89,24 +89,24 @@ class LearnedRounding:
         self._grid = scales, self.start.offsets
         # A code that is not the nearest one stays: the shift leads past the threshold.
         codes = self._group_values(self.start.codes.astype(np.float32))
-        positions = np.clip(self._unrounded_codes(), 0, max_code(bits))
+        positions = np.clip(self._compute_unrounded_codes(), 0, max_code(bits))
         away = np.sign(codes - np.rint(positions))
         shifted = codes - np.float32(_PAST_THRESHOLD) * away - positions
         self.shift = np.where(away == 0, np.float32(0), shifted)
 
-    def rounded(self) -> GroupedWeight:
+    def round_weight(self) -> GroupedWeight:
         """Return the weight as rounded now."""
-        codes = np.clip(np.rint(self._unrounded_codes()), 0, max_code(self.quantizer.bits))
+        codes = np.clip(np.rint(self._compute_unrounded_codes()), 0, max_code(self.quantizer.bits))
         flat = codes.astype(np.uint8).reshape(len(codes), -1)[:, : self.weight.shape[1]]
         factors = self.start.input_factors
-        return self.quantizer.weight(np.ascontiguousarray(flat), *self._grid, factors)
+        return self.quantizer.make_weight(np.ascontiguousarray(flat), *self._grid, factors)
 
-    def descend(self, gradient: Array, rate: float) -> None:
+    def descend_gradient(self, gradient: Array, rate: float) -> None:
         """Take a step against the gradient of an error by the rounded weight."""
         if self.start.input_factors is not None:
             gradient = gradient * self.start.input_factors
         most = max_code(self.quantizer.bits)
-        along, positions = self._group_values(gradient), self._unrounded_codes()
+        along, positions = self._group_values(gradient), self._compute_unrounded_codes()
         codes = np.rint(positions)
         above, below = codes > most, codes < 0
         inside = np.where(above | below, np.float32(0), along)
@@ -138,7 +138,7 @@ class LearnedRounding:
             factor -= np.float32(rate) * np.sign(gradient)
             np.clip(factor, *_FACTORS, out=factor)
 
-    def _unrounded_codes(self) -> Floats:
+    def _compute_unrounded_codes(self) -> Floats:
         scales, offsets = (values[..., None] for values in self._grid)
         positions: Floats = (self._scaled - offsets) / scales
         positions += self.shift
@@ -149,7 +149,7 @@ class LearnedRounding:
         return np.asarray(in_groups(values, self.quantizer.group_size), np.float32)
 
 
-def learned_alone(
+def learn_weight_alone(
     weight: Floats, learned: LearnedRounding, products: Floats, options: LearnOptions
 ) -> GroupedWeight:
     """Return a weight learned for its own results, from the mean products of its inputs.
@@ -159,14 +159,14 @@ def learned_alone(
     best = learned.start
     least = np.full(len(weight), np.inf, np.float32)
     for step in range(options.steps + 1):
-        candidate = learned.rounded()
-        change = candidate.floats() - weight
+        candidate = learned.round_weight()
+        change = candidate.to_floats() - weight
         gradient = change @ products
         errors = np.einsum("ij,ij->i", gradient, change)
         best = best.with_outputs(errors < least, candidate)
         least = np.minimum(errors, least)
-        if options.limit.ends():
+        if options.limit.is_reached():
             break
         if step < options.steps:
-            learned.descend(gradient, options.rate(step))
+            learned.descend_gradient(gradient, options.step_size(step))
     return best

@@ -55,7 +55,7 @@ class IntegerLayer:
         groups = self.scales.shape[1]
         return None if groups == 1 and self.bits == 8 else int(self.codes.shape[1] // groups)
 
-    def floats(self) -> NDArray[np.float32]:
+    def to_floats(self) -> NDArray[np.float32]:
         """Return the weight [outputs, inputs]."""
         inputs = self.codes.shape[1]
         groups = self.groups
@@ -67,12 +67,12 @@ class IntegerLayer:
         return (self.codes.astype(np.float32) - zeros) * scales
 
     @property
-    def form(self) -> tuple[int, int | None, bool]:
+    def config_form(self) -> tuple[int, int | None, bool]:
         """The properties that a configuration names."""
         return self.bits, self.group_size, self.is_symmetric
 
 
-def compressed_tensors(
+def pack_compressed_tensors(
     layers: Mapping[str, IntegerLayer], ignored: list[str]
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return tensors and `quantization_config` of the format `pack-quantized`.
@@ -81,11 +81,13 @@ def compressed_tensors(
     """
     tensors: Tensors = {}
     groups: dict[str, Any] = {}
-    for form in dict.fromkeys(layer.form for layer in layers.values()):
+    for form in dict.fromkeys(layer.config_form for layer in layers.values()):
         bits, size, is_symmetric = form
         groups[f"group_{len(groups)}"] = {
             "targets": [
-                f"re:^{re.escape(name)}$" for name, layer in layers.items() if layer.form == form
+                f"re:^{re.escape(name)}$"
+                for name, layer in layers.items()
+                if layer.config_form == form
             ],
             "weights": {
                 "num_bits": bits,
@@ -117,7 +119,9 @@ def compressed_tensors(
     return tensors, config
 
 
-def gptq(layers: Mapping[str, IntegerLayer], ignored: list[str]) -> tuple[Tensors, dict[str, Any]]:
+def pack_gptq(
+    layers: Mapping[str, IntegerLayer], ignored: list[str]
+) -> tuple[Tensors, dict[str, Any]]:
     """Return tensors and `quantization_config` of GPTQ checkpoints, with a form per layer."""
     tensors: Tensors = {}
     # The first version stores zero points less one, which 0 does not survive; gptqmodel takes its
@@ -132,15 +136,15 @@ def gptq(layers: Mapping[str, IntegerLayer], ignored: list[str]) -> tuple[Tensor
         tensors[f"{name}.scales"] = np.ascontiguousarray(layer.scales.T).astype(np.float16)
         size = inputs // layer.scales.shape[1]
         tensors[f"{name}.g_idx"] = (np.arange(inputs) // size).astype(np.int32)
-    (common, _), *_ = Counter(layer.form for layer in layers.values()).most_common()
+    (common, _), *_ = Counter(layer.config_form for layer in layers.values()).most_common()
     dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in ignored}
     for name, layer in layers.items():
-        if layer.form != common:
-            dynamic[f"+:^{re.escape(name)}$"] = _gptq_form(layer.form)
+        if layer.config_form != common:
+            dynamic[f"+:^{re.escape(name)}$"] = _describe_gptq_form(layer.config_form)
     config = {
         "quant_method": CheckpointFormat.GPTQ.value,
         "checkpoint_format": "gptq" if shift else "gptq_v2",
-        **_gptq_form(common),
+        **_describe_gptq_form(common),
         "desc_act": False,
         "lm_head": any(name.rpartition(".")[2] == "lm_head" for name in layers),
         "dynamic": dynamic,
@@ -148,7 +152,7 @@ def gptq(layers: Mapping[str, IntegerLayer], ignored: list[str]) -> tuple[Tensor
     return tensors, config
 
 
-def _gptq_form(form: tuple[int, int | None, bool]) -> dict[str, Any]:
+def _describe_gptq_form(form: tuple[int, int | None, bool]) -> dict[str, Any]:
     bits, size, is_symmetric = form
     return {"bits": bits, "group_size": -1 if size is None else size, "sym": is_symmetric}
 
@@ -157,7 +161,7 @@ def _gptq_form(form: tuple[int, int | None, bool]) -> dict[str, Any]:
 FORMATS: Mapping[
     CheckpointFormat,
     Callable[[Mapping[str, IntegerLayer], list[str]], tuple[Tensors, dict[str, Any]]],
-] = {CheckpointFormat.COMPRESSED_TENSORS: compressed_tensors, CheckpointFormat.GPTQ: gptq}
+] = {CheckpointFormat.COMPRESSED_TENSORS: pack_compressed_tensors, CheckpointFormat.GPTQ: pack_gptq}
 
 
 #: Bits per code that whole words hold.
@@ -166,7 +170,7 @@ _BITS = (2, 4, 8)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def integer_layers(
+def parse_integer_layers(
     quantization: Mapping[str, Any], tensors: Tensors
 ) -> tuple[dict[str, IntegerLayer], frozenset[str]]:
     """Return name → integer layer, and the names of the tensors that describe them.
@@ -203,25 +207,25 @@ def integer_layers(
 def _read_compressed_tensors(
     quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
 ) -> IntegerLayer:
-    outputs, inputs = (int(size) for size in _required_array(layer, "weight_shape"))
-    packed = _required_array(layer, "weight_packed")
+    outputs, inputs = (int(size) for size in _get_required_array(layer, "weight_shape"))
+    packed = _get_required_array(layer, "weight_packed")
     bits = _bits_per_code(inputs, packed.shape[1])
     codes = unpack_words(packed, bits, inputs)
-    scales = _required_array(layer, "weight_scale").astype(np.float32)
+    scales = _get_required_array(layer, "weight_scale").astype(np.float32)
     zeros = layer.get("weight_zero_point")
     if zeros is None:
         zero_points = np.full(scales.shape, middle_code(bits), np.uint8)
     else:
         zero_points = unpack_words(np.ascontiguousarray(zeros.T), bits, outputs).T
-    return _validated_layer(codes, scales, zero_points, bits)
+    return _validate_layer_arrays(codes, scales, zero_points, bits)
 
 
 def _read_gptq(
     quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]
 ) -> IntegerLayer:
     packed, scales = (
-        _required_array(layer, "qweight"),
-        _required_array(layer, "scales").astype(np.float32).T,
+        _get_required_array(layer, "qweight"),
+        _get_required_array(layer, "scales").astype(np.float32).T,
     )
     bits = int(quantization["bits"])
     if bits not in _BITS:
@@ -234,12 +238,12 @@ def _read_gptq(
         inputs = len(order)
     codes = unpack_words(np.ascontiguousarray(packed.T), bits, inputs)
     zeros = unpack_words(
-        np.ascontiguousarray(_required_array(layer, "qzeros")), bits, scales.shape[0]
+        np.ascontiguousarray(_get_required_array(layer, "qzeros")), bits, scales.shape[0]
     )
     # The first version stores zero points less one.
     shift = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
     zero_points = (zeros.T + np.uint8(shift)).astype(np.uint8)
-    layer_found = _validated_layer(codes, scales, zero_points, bits)
+    layer_found = _validate_layer_arrays(codes, scales, zero_points, bits)
     if order is None or (order == np.arange(inputs) // (inputs // groups)).all():
         return layer_found
     if order.min() < 0 or order.max() >= groups:
@@ -253,20 +257,20 @@ def _read_awq(
     version, bits = str(quantization.get("version", "gemm")), int(quantization.get("bits", 4))
     if version != "gemm" or bits != 4:
         raise ValueError(f"version must be gemm with 4 bits, got {version!r} with {bits} bits")
-    scales = _required_array(layer, "scales").astype(np.float32)
+    scales = _get_required_array(layer, "scales").astype(np.float32)
     outputs = scales.shape[1]
     # Every word has its even outputs first.
     columns = (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
     codes, zeros = (
-        unpack_words(_required_array(layer, name), bits, outputs)[:, columns]
+        unpack_words(_get_required_array(layer, name), bits, outputs)[:, columns]
         for name in ("qweight", "qzeros")
     )
-    return _validated_layer(
+    return _validate_layer_arrays(
         np.ascontiguousarray(codes.T), scales.T, np.ascontiguousarray(zeros.T), bits
     )
 
 
-def _validated_layer(
+def _validate_layer_arrays(
     codes: NDArray[np.uint8], scales: NDArray[np.float32], zero_points: NDArray[np.uint8], bits: int
 ) -> IntegerLayer:
     shape = (len(codes), scales.shape[1])
@@ -281,7 +285,7 @@ def _validated_layer(
     return IntegerLayer(codes, np.ascontiguousarray(scales), zero_points, bits, symmetric)
 
 
-def _required_array(layer: Mapping[str, NDArray[Any] | None], name: str) -> NDArray[Any]:
+def _get_required_array(layer: Mapping[str, NDArray[Any] | None], name: str) -> NDArray[Any]:
     array = layer.get(name)
     if array is None:
         raise ValueError(f"{name} is missing")

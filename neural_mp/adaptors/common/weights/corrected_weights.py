@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
+from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, require_part
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
-from neural_mp.adaptors.common.weights.corrections import factor_groups
-from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, rounded_weight
+from neural_mp.adaptors.common.weights.corrections import find_factor_groups
+from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, round_int8_weight
 from neural_mp.adaptors.common.weights.grouped_weight import (
     Floats,
     GroupedWeight,
@@ -27,9 +27,9 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     Quantizer,
 )
 from neural_mp.adaptors.common.weights.weight_corrections import (
-    awq_factors,
-    corrected_weight,
-    gptq_factor,
+    factorize_for_gptq,
+    round_with_corrections,
+    search_awq_factors,
 )
 from neural_mp.adaptors.common.weights.weight_store import GroupHolder, WeightStore
 from neural_mp.core.enums import WeightCorrection
@@ -126,12 +126,12 @@ class CorrectedWeights(Generic[M]):
         }
         learned = {op: spec for op, spec in specs.items() if spec.is_learned}
         unlearned = {op: [spec] for op, spec in specs.items() if not spec.is_learned}
-        weights = self.of(unlearned)
+        weights = self.correct_weights(unlearned)
         return {op: weights[op, spec] for op, (spec,) in unlearned.items()} | self._learn_weights(
             learned
         )
 
-    def of(
+    def correct_weights(
         self, requested: Mapping[str, Collection[QuantSpec]]
     ) -> Mapping[tuple[str, QuantSpec], GroupedWeight]:
         """Return (op, quantization) → corrected weight; errors as for `of_plan`.
@@ -152,20 +152,20 @@ class CorrectedWeights(Generic[M]):
                 self._made[op, together[op]] = weight
         return self._made
 
-    def quantizer(self, spec: QuantSpec) -> Quantizer:
+    def make_quantizer(self, spec: QuantSpec) -> Quantizer:
         """Return the quantizer of a weight in groups, for the kernels of the framework."""
         offered = self.adaptor.grouped_weights
         return Quantizer(spec, GroupParameters.BFLOAT16 if offered is None else offered.parameters)
 
-    def grouped(self, op: str, weight: Array, spec: QuantSpec) -> GroupedWeight:
+    def get_grouped_weight(self, op: str, weight: Array, spec: QuantSpec) -> GroupedWeight:
         """Return a weight in groups: the corrected one if made, or rounded to nearest."""
-        return self._made.get((op, spec)) or self.quantizer(spec).nearest(weight)
+        return self._made.get((op, spec)) or self.make_quantizer(spec).round_to_nearest(weight)
 
-    def rounded(self, op: str, weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
-        """Return a weight [outputs, inputs] as its stored form, `grouped` or INT8, restores it."""
+    def restore_weight(self, op: str, weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
+        """Return a weight [outputs, inputs] as its stored form (in groups or INT8) restores it."""
         if spec.group_size is not None:
-            return self.grouped(op, weight, spec).floats()
-        return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
+            return self.get_grouped_weight(op, weight, spec).to_floats()
+        return round_int8_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
     def _learn_weights(self, specs: _Specs) -> _Made:
         """Return op → its weight, learned together."""
@@ -173,19 +173,19 @@ class CorrectedWeights(Generic[M]):
         if specs and key not in self._learned:
             self._check_data({op: [spec] for op, spec in specs.items()})
             learned: _Made = {}
-            if self._offered.blocks is not None:
-                learned = self._learned_blocks(self._offered.blocks, specs)
+            if self._grouped_weights_part.blocks is not None:
+                learned = self._learn_block_weights(self._grouped_weights_part.blocks, specs)
             self._make_weights({op: [spec] for op, spec in specs.items() if op not in learned})
             remaining = {op: self._made.pop((op, specs[op])) for op in specs if op not in learned}
             self._learned[key] = learned | remaining
         return self._learned.get(key, {})
 
-    def _learned_blocks(self, blocks: Blocks[M], specs: _Specs) -> _Made:
+    def _learn_block_weights(self, blocks: Blocks[M], specs: _Specs) -> _Made:
         assert self.batches is not None
         learned: _Made = {}
         previous: list[str] = []
 
-        def earlier_weights(ops: Collection[str]) -> _Made | None:
+        def load_earlier_weights(ops: Collection[str]) -> _Made | None:
             previous.extend(f"{op} {specs[op]}" for op in ops)
             part = {op: specs[op] for op in ops}
             return self._kept_or_ended(part, "\n".join(previous))
@@ -193,24 +193,24 @@ class CorrectedWeights(Generic[M]):
         for weights in blocks.learned(
             self.model,
             self.batches,
-            {op: self.quantizer(spec) for op, spec in specs.items()},
+            {op: self.make_quantizer(spec) for op, spec in specs.items()},
             self.options.learning,
-            earlier_weights,
+            load_earlier_weights,
             lambda op, moments: self._correct_weight(op, specs[op].unlearned, moments),
         ):
             context = self._current_context("\n".join(previous))
             self._store_weights(weights, {op: specs[op] for op in weights}, context)
-            learned |= self._held(weights)
+            learned |= self._hold_weights(weights)
         return learned
 
     @property
-    def _offered(self) -> GroupedWeights[M]:
+    def _grouped_weights_part(self) -> GroupedWeights[M]:
         offered = self.adaptor.grouped_weights
-        return needed(offered, self.adaptor.framework, "corrections of weights")
+        return require_part(offered, self.adaptor.framework, "corrections of weights")
 
     @cached_property
-    def _weights(self) -> Mapping[str, Array]:
-        return self._offered.weights(self.model)
+    def _float_weights(self) -> Mapping[str, Array]:
+        return self._grouped_weights_part.weights(self.model)
 
     def _check_data(self, requested: Mapping[str, Collection[QuantSpec]]) -> None:
         for op, specs in requested.items():
@@ -236,7 +236,7 @@ class CorrectedWeights(Generic[M]):
             for op in ops:
                 # Without a name, or else those of the last layer stay beside the next block's.
                 self._correct_weights(op, observed[op], remaining.pop(op))
-            FREED.now()
+            FREED.return_memory()
             for spec_of in _specs_by_level({op: observed[op] for op in ops}):
                 self._store_weights(
                     {op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of
@@ -246,35 +246,41 @@ class CorrectedWeights(Generic[M]):
         self, op: str, specs: Collection[QuantSpec], moments: InputMoments | None
     ) -> None:
         for spec in specs:
-            self._made[op, spec] = self._holder.hold(self._correct_weight(op, spec, moments))
+            self._made[op, spec] = self._group_holder.hold_weight(
+                self._correct_weight(op, spec, moments)
+            )
 
     def _correct_weight(
         self, op: str, spec: QuantSpec, moments: InputMoments | None
     ) -> GroupedWeight:
-        quantizer = self.quantizer(spec)
-        factors = self._common_factors(op, quantizer, moments)
+        quantizer = self.make_quantizer(spec)
+        factors = self._find_common_factors(op, quantizer, moments)
         learning = self.options.learning
-        return corrected_weight(self._weights[op], quantizer, moments, factors, learning)
+        return round_with_corrections(
+            self._float_weights[op], quantizer, moments, factors, learning
+        )
 
     @cached_property
-    def groups(self) -> tuple[ScalingGroup, ...]:
+    def scaling_groups(self) -> tuple[ScalingGroup, ...]:
         """The groups of layers whose factors of inputs may be folded into the op before."""
-        return factor_groups(self.adaptor, self.model)
+        return find_factor_groups(self.adaptor, self.model)
 
-    def _common_factors(
+    def _find_common_factors(
         self, op: str, quantizer: Quantizer, moments: InputMoments | None
     ) -> Floats | None:
         """Return the factors that a layer shares with the other readers of its input, if any."""
         if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
             return None
-        group = next((candidate for candidate in self.groups if op in candidate.consumers), None)
-        if group is None or any(reader not in self._weights for reader in group.consumers):
+        group = next(
+            (candidate for candidate in self.scaling_groups if op in candidate.consumers), None
+        )
+        if group is None or any(reader not in self._float_weights for reader in group.consumers):
             return None
         key = group.consumers, quantizer.spec
         if key not in self._factors:
-            readers = [self._weights[reader] for reader in group.consumers]
-            factor = gptq_factor(quantizer, moments)
-            self._factors[key] = awq_factors(readers, quantizer, moments, factor)
+            readers = [self._float_weights[reader] for reader in group.consumers]
+            factor = factorize_for_gptq(quantizer, moments)
+            self._factors[key] = search_awq_factors(readers, quantizer, moments, factor)
         return self._factors[key]
 
     def _observe_moments(
@@ -282,22 +288,24 @@ class CorrectedWeights(Generic[M]):
     ) -> Iterator[Mapping[str, InputMoments | None]]:
         """Yield the moments of ops that are not kept, of one block or portion at a time."""
         remaining = list(observed)
-        if remaining and self._offered.blocks is not None:
+        if remaining and self._grouped_weights_part.blocks is not None:
             assert self.batches is not None
 
             def is_kept(ops: Collection[str]) -> bool:
                 return self._recall_weights({op: observed[op] for op in ops})
 
-            yield from self._offered.blocks.moments(self.model, self.batches, remaining, is_kept)
+            yield from self._grouped_weights_part.blocks.moments(
+                self.model, self.batches, remaining, is_kept
+            )
             remaining = [
                 op for op in remaining if any((op, spec) not in self._made for spec in observed[op])
             ]
-        sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in remaining}
+        sizes = {op: 4 * self._float_weights[op].shape[1] ** 2 for op in remaining}
         for part in split_portions(sizes, _MOMENT_BYTES):
             if self._recall_weights({op: observed[op] for op in part}):
                 continue
             assert self.batches is not None
-            moments = self._offered.input_moments(self.model, self.batches(), part)
+            moments = self._grouped_weights_part.input_moments(self.model, self.batches(), part)
             unread = [op for op in part if op not in moments]
             if unread:
                 logger.warning(
@@ -311,47 +319,49 @@ class CorrectedWeights(Generic[M]):
         """Take the weights of some ops from the kept ones; return whether all are kept."""
         weights: dict[tuple[str, QuantSpec], GroupedWeight] = {}
         for specs in _specs_by_level(observed):
-            stored = self._stored_weights(specs)
+            stored = self._load_stored_weights(specs)
             if stored is None:
                 return False
-            weights |= {(op, specs[op]): weight for op, weight in self._held(stored).items()}
+            weights |= {
+                (op, specs[op]): weight for op, weight in self._hold_weights(stored).items()
+            }
         self._made.update(weights)
         return True
 
-    def _stored_weights(self, specs: _Specs, context: str = "") -> _Made | None:
-        if self._store is None:
+    def _load_stored_weights(self, specs: _Specs, context: str = "") -> _Made | None:
+        if self._weight_store is None:
             return None
-        weights = {op: self._weights[op] for op in specs}
-        return self._store.get(weights, specs, context)
+        weights = {op: self._float_weights[op] for op in specs}
+        return self._weight_store.load_weights(weights, specs, context)
 
     def _kept_or_ended(self, specs: _Specs, context: str) -> _Made | None:
         """Return kept weights of a context; see `CorrectionOptions.resumes`."""
         candidates = (
-            self._stored_weights(specs, variant)
-            for variant in reversed(self._accepted_contexts(context))
+            self._load_stored_weights(specs, variant)
+            for variant in reversed(self._list_accepted_contexts(context))
         )
         return next((weights for weights in candidates if weights is not None), None)
 
-    def _held(self, weights: Mapping[str, GroupedWeight]) -> _Made:
-        return {op: self._holder.hold(weight) for op, weight in weights.items()}
+    def _hold_weights(self, weights: Mapping[str, GroupedWeight]) -> _Made:
+        return {op: self._group_holder.hold_weight(weight) for op, weight in weights.items()}
 
     @cached_property
-    def _holder(self) -> GroupHolder:
+    def _group_holder(self) -> GroupHolder:
         return GroupHolder(self.options.folder)
 
     def _store_weights(
         self, weights: Mapping[str, GroupedWeight], specs: _Specs, context: str = ""
     ) -> None:
-        if self._store is not None:
-            self._store.put(weights, specs, context)
+        if self._weight_store is not None:
+            self._weight_store.store_weights(weights, specs, context)
 
-    def reconstructed(
+    def load_reconstructed(
         self, weights: Mapping[str, Array], specs: Mapping[str, QuantSpec], context: str
     ) -> Mapping[str, GroupedWeight] | None:
         """Return op → the weight that was kept for a context, as codes; None if none was."""
-        if context not in self._reconstructed and self._store is not None:
-            for variant in self._accepted_contexts(context):
-                stored = self._store.get(weights, specs, variant)
+        if context not in self._reconstructed and self._weight_store is not None:
+            for variant in self._list_accepted_contexts(context):
+                stored = self._weight_store.load_weights(weights, specs, variant)
                 if stored is not None:
                     self._reconstructed[context] = stored
         return self._reconstructed.get(context)
@@ -365,20 +375,20 @@ class CorrectedWeights(Generic[M]):
 
     def _current_context(self, context: str) -> str:
         """Return the context of weights that were learned just now."""
-        return context + _ENDED if self.options.learning.limit.ends() else context
+        return context + _ENDED if self.options.learning.limit.is_reached() else context
 
-    def _accepted_contexts(self, context: str) -> list[str]:
+    def _list_accepted_contexts(self, context: str) -> list[str]:
         """Return the contexts that weights are taken from, the last first."""
         return [context + _ENDED, context] if self.options.resumes else [context]
 
     @cached_property
-    def _store(self) -> WeightStore | None:
+    def _weight_store(self) -> WeightStore | None:
         """The kept weights of this model and data; None if none are kept."""
         if self.options.folder is None or self.batches is None:
             return None
         digest = DataDigest()
         for batch in self.batches():
-            digest.feed(batch)
+            digest.hash_values(batch)
         if not digest.complete:
             return None
         model = self.adaptor.fingerprint(self.model)

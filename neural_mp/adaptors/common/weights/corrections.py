@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import channel_nsr
+from neural_mp.adaptors.common.calibration import compute_channel_nsr
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import Corrections, needed
+from neural_mp.adaptors.common.optional import Corrections, require_part
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     Array,
@@ -25,7 +25,7 @@ from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     ScalingGroup,
     find_scaling_groups,
     is_homogeneous,
-    rounded_weight,
+    round_int8_weight,
 )
 from neural_mp.adaptors.common.weights.grouped_weight import Floats, GroupedWeight, GroupParameters
 from neural_mp.core.graph import OpGraph
@@ -62,7 +62,7 @@ class _Network:
     passing: frozenset[str]
 
     @classmethod
-    def of(cls, adaptor: Framework[M], model: M, graph: OpGraph) -> _Network:
+    def from_model(cls, adaptor: Framework[M], model: M, graph: OpGraph) -> _Network:
         kinds, offered = _kinds_by_type(adaptor), adaptor.corrections or _NONE
         layers = offered.layer_params(model)
         preserving = frozenset(offered.channel_preserving_ops(model))
@@ -71,7 +71,7 @@ class _Network:
         groups = {consumer: group for group in scaling_groups for consumer in group.consumers}
         return cls(layers, groups, preserving.union(passing))
 
-    def holding(self, group: ScalingGroup) -> _Network:
+    def with_loaded_group(self, group: ScalingGroup) -> _Network:
         """Return the network with the weights of a group in memory, otherwise read for each use."""
         layers = {
             name: replace(self.layers[name], weight=partial(np.asarray, self.layers[name].weight()))
@@ -79,7 +79,7 @@ class _Network:
         }
         return replace(self, layers={**self.layers, **layers})
 
-    def factors(
+    def derive_factors(
         self, group: ScalingGroup, correction: str, channels: ChannelStats | None
     ) -> Array | None:
         """Return the factors of the consumers' input channels; None if they cannot be derived.
@@ -89,8 +89,8 @@ class _Network:
         depthwise consumers only, alpha is 1, as their weights have one scale per channel.
         """
         producer = self.layers[group.producer]
-        input_limits = [self.layers[name].input_limits() for name in group.consumers]
-        output_limits = producer.output_limits()
+        input_limits = [self.layers[name].max_input_weights() for name in group.consumers]
+        output_limits = producer.max_output_weights()
         if any(limits.shape != output_limits.shape for limits in input_limits):
             return None
         weights = np.max(input_limits, axis=0).astype(np.float64)
@@ -102,7 +102,7 @@ class _Network:
             if channels is None or len(channels.low) != len(weights):
                 return None
             sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
-        depthwise = all(self.layers[name].depthwise for name in group.consumers)
+        depthwise = all(self.layers[name].is_depthwise for name in group.consumers)
         moved = 1.0 if depthwise else _SMOOTHQUANT_ALPHA
         result = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
         dead = (output_limits == 0) | (weights == 0) | (result == 0) | ~np.isfinite(result)
@@ -119,24 +119,27 @@ def score_corrections(
     """Return observations with the NSR of every noisy tensor after each correction."""
     if not observations.channels:
         return observations
-    network = _Network.of(adaptor, model, space.graph)
+    network = _Network.from_model(adaptor, model, space.graph)
     corrected: dict[str, dict[str, float]] = {}
     for tensor in space.tensors:
         channels = observations.channels.get(tensor.name)
         group = next((network.groups[op] for op in tensor.consumers if op in network.groups), None)
         if channels is None or group is None or not set(tensor.consumers) <= set(group.consumers):
             continue
-        in_memory, stats = network.holding(group), _merged_channel_stats(group, observations)
+        in_memory, stats = (
+            network.with_loaded_group(group),
+            _merged_channel_stats(group, observations),
+        )
         for correction in RESCALING:
-            factors = in_memory.factors(group, correction, stats)
+            factors = in_memory.derive_factors(group, correction, stats)
             if factors is not None and len(factors) == len(channels.low):
                 consumers = {name: weight_limit_of(space, name) for name in group.consumers}
-                nsr = _rescaling_noise(in_memory, consumers, factors, channels)
+                nsr = _estimate_rescaling_noise(in_memory, consumers, factors, channels)
                 corrected.setdefault(tensor.name, {})[correction] = nsr
     return replace(observations, corrected_nsr=corrected)
 
 
-def _rescaling_noise(
+def _estimate_rescaling_noise(
     network: _Network, consumers: Mapping[str, int], factors: Array, channels: ChannelStats
 ) -> float:
     """Return the NSR of a rescaled tensor plus that of the weights that compensate for it.
@@ -146,20 +149,20 @@ def _rescaling_noise(
     low, high, power = (
         np.asarray(values) for values in (channels.low, channels.high, channels.power)
     )
-    own = channel_nsr((low / factors).min(), (high / factors).max(), power / factors**2)
+    own = compute_channel_nsr((low / factors).min(), (high / factors).max(), power / factors**2)
     return own + max(
-        _weight_noise(network.layers[name], factors, power, limit)
+        _estimate_weight_noise(network.layers[name], factors, power, limit)
         for name, limit in consumers.items()
     )
 
 
-def _weight_noise(layer: LayerParams, factors: Array, power: Array, limit: int) -> float:
+def _estimate_weight_noise(layer: LayerParams, factors: Array, power: Array, limit: int) -> float:
     """Return the NSR of a layer's result due to its rounded weight, averaged over outputs.
 
     Errors and values of different channels are assumed to be uncorrelated.
     """
-    matrix = LayerRescale(inputs=factors).weight(layer)
-    scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
+    matrix = LayerRescale(inputs=factors).rescale_weight(layer)
+    scaled = replace(layer, weight=lambda: matrix).as_matrix().astype(np.float64)
     energy = (power / factors**2).reshape(scaled.shape[0], 1, scaled.shape[2], 1)
     steps = np.abs(scaled).max(axis=(2, 3)) / limit
     noise = steps**2 / 12 * (energy * scaled.shape[3]).sum(axis=(2, 3))
@@ -183,11 +186,11 @@ def apply_corrections(
     configs = {op: config for op, config in plan.items() if config.corrections}
     if not configs:
         return model, observations
-    network = _Network.of(adaptor, model, space.graph)
+    network = _Network.from_model(adaptor, model, space.graph)
     changes: dict[str, LayerRescale] = {}
-    for group, correction in _rescaled_groups(network, configs).items():
+    for group, correction in _find_rescaled_groups(network, configs).items():
         channels = _merged_channel_stats(group, observations)
-        factors = network.factors(group, correction, channels)
+        factors = network.derive_factors(group, correction, channels)
         if factors is None or channels is None or len(factors) != len(channels.low):
             raise PlanError(
                 f"correction {correction!r} of op {group.consumers[0]!r} requires channel "
@@ -197,14 +200,14 @@ def apply_corrections(
         _update_rescale(changes, group.producer, outputs=1 / factors)
         for consumer in group.consumers:
             _update_rescale(changes, consumer, inputs=factors)
-        observations = _rescaled_observations(observations, group, factors, channels)
+        observations = _rescale_model_observations(observations, group, factors, channels)
     for op, config in configs.items():
         if "bias_correction" in config.corrections and not config.is_reconstructed:
             layer = network.layers.get(op)
             mean = _input_channel_means(network, space.graph, op, observations)
             shift = None
             if layer is not None and layer.inputs is not None and mean is not None:
-                shift = _lost_mean(layer, changes.get(op), mean, weight_qmax(config.weight))
+                shift = _compute_lost_mean(layer, changes.get(op), mean, weight_qmax(config.weight))
             if shift is None:
                 raise PlanError(
                     f"correction 'bias_correction' of op {op!r} requires channel statistics of its "
@@ -214,19 +217,23 @@ def apply_corrections(
     return (adaptor.corrections or _NONE).with_layer_params(model, changes), observations
 
 
-def rescaled_ops(
+def find_rescaled_ops(
     adaptor: Framework[M], model: M, plan: PrecisionPlan, graph: OpGraph
 ) -> frozenset[str]:
     """Return the ops whose per-channel result scales change under the corrections of a plan."""
     configs = {op: config for op, config in plan.items() if config.corrections}
     if not configs:
         return frozenset()
-    network = _Network.of(adaptor, model, graph)
-    groups = _rescaled_groups(network, {op: configs[op] for op in configs if op in network.groups})
+    network = _Network.from_model(adaptor, model, graph)
+    groups = _find_rescaled_groups(
+        network, {op: configs[op] for op in configs if op in network.groups}
+    )
     return frozenset(name for group in groups for name in (group.producer, *group.tensors))
 
 
-def _rescaled_groups(network: _Network, configs: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
+def _find_rescaled_groups(
+    network: _Network, configs: Mapping[str, OpConfig]
+) -> dict[ScalingGroup, str]:
     """Return scaling group → its correction: the first in the configs of its consumers."""
     corrections: dict[ScalingGroup, str] = {}
     for op, config in configs.items():
@@ -262,7 +269,7 @@ def _update_rescale(changes: dict[str, LayerRescale], op: str, **parts: Array) -
     changes[op] = replace(changes.get(op, LayerRescale()), **parts)
 
 
-def _rescaled_observations(
+def _rescale_model_observations(
     observations: Observations, group: ScalingGroup, factors: Array, merged: ChannelStats
 ) -> Observations:
     """Return the observations of the rescaled model: exact, except that no range is clipped.
@@ -298,22 +305,22 @@ def _input_channel_means(
     return np.asarray(observations.channels[name].mean)
 
 
-def _lost_mean(
+def _compute_lost_mean(
     layer: LayerParams, change: LayerRescale | None, mean: Array, limit: int
 ) -> Array | None:
     """Return the mean result lost by rounding the weight (Nagel et al., section 4.2).
 
     None if the channels of `mean` do not match.
     """
-    weight = (change or LayerRescale()).weight(layer)
-    matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)
+    weight = (change or LayerRescale()).rescale_weight(layer)
+    matrix = replace(layer, weight=lambda: weight).as_matrix().astype(np.float64)
     if mean.size != matrix.shape[0] * matrix.shape[2]:
         return None
-    lost = (matrix - rounded_weight(matrix, limit)).sum(axis=3)
+    lost = (matrix - round_int8_weight(matrix, limit)).sum(axis=3)
     return np.asarray((lost * mean.reshape(matrix.shape[0], 1, -1)).sum(axis=2).reshape(-1))
 
 
-def factor_groups(adaptor: Framework[M], model: M) -> tuple[ScalingGroup, ...]:
+def find_factor_groups(adaptor: Framework[M], model: M) -> tuple[ScalingGroup, ...]:
     """Return the groups of layers whose inputs the constants of one op scale."""
     offered = adaptor.corrections
     if offered is None:
@@ -344,7 +351,7 @@ def fold_factors(
     """
     folded, changes = dict(weights), dict[str, LayerRescale]()
     for group in groups:
-        factors = _common_factors(group, folded)
+        factors = _derive_common_factors(group, folded)
         if factors is None or not set(group.tensors).isdisjoint(quantized):
             continue
         weight = folded.get(group.producer)
@@ -358,11 +365,13 @@ def fold_factors(
             folded[op] = replace(folded[op], input_factors=None)
     if not changes:
         return model, folded
-    offered = needed(adaptor.corrections, adaptor.framework, "constants of layers")
+    offered = require_part(adaptor.corrections, adaptor.framework, "constants of layers")
     return offered.with_layer_params(model, changes), folded
 
 
-def _common_factors(group: ScalingGroup, weights: Mapping[str, GroupedWeight]) -> Floats | None:
+def _derive_common_factors(
+    group: ScalingGroup, weights: Mapping[str, GroupedWeight]
+) -> Floats | None:
     """Return the factors that all layers of a group multiply their inputs by; None if none."""
     factors = [weights[op].input_factors if op in weights else None for op in group.consumers]
     first = factors[0]

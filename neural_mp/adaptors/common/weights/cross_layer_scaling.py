@@ -56,7 +56,7 @@ class LayerParams:
     window: Window | None = None
     shifts: bool = True
 
-    def matrix(self) -> Array:
+    def as_matrix(self) -> Array:
         """Return the weight as [groups, outputs of a group, inputs of a group, taps]."""
         weight = np.asarray(self.weight(), np.float32)
         if self.inputs is None:
@@ -78,11 +78,11 @@ class LayerParams:
 
     @property
     def has_rows(self) -> bool:
-        """Whether `rows` are known."""
+        """Whether `extract_rows` are known."""
         return self.inputs is not None and (self.window is None) == (not self.taps)
 
-    def rows(self, values: Array, most: int, seed: int) -> Floats:
-        """Return what the layer multiplies by its `matrix`, float32 [groups, rows, inputs · taps].
+    def extract_rows(self, values: Array, most: int, seed: int) -> Floats:
+        """Return what the layer multiplies by `as_matrix`, float32 [groups, rows, inputs · taps].
 
         Of more than `most` rows, a random choice, the same for the same seed and shape of `values`.
         """
@@ -92,7 +92,7 @@ class LayerParams:
             chosen = flat[_choose_positions(len(flat), most, seed)]
             return np.asarray(chosen[None], np.float32)
         taps = self.taps
-        view = self.window.over(moved, taps)
+        view = self.window.slide_over(moved, taps)
         positions = view.shape[0], *view.shape[2 : 2 + len(taps)]
         picked = np.unravel_index(_choose_positions(int(np.prod(positions)), most, seed), positions)
         rows = np.moveaxis(view, 1, 1 + len(taps))[picked]  # [rows, channels, taps…]
@@ -105,25 +105,25 @@ class LayerParams:
         return self.outputs, self.inputs
 
     @property
-    def depthwise(self) -> bool:
+    def is_depthwise(self) -> bool:
         """Whether every output depends on one input channel."""
         return self.inputs is not None and np.shape(self.weight())[self.inputs] == 1
 
-    def input_limits(self) -> Array:
+    def max_input_weights(self) -> Array:
         """Return the largest weight of every input channel, shape [channels].
 
         As a fraction of the largest weight of the same output: outputs have scales of their own, so
         their magnitude is irrelevant to the inputs.
         """
-        sizes = np.abs(self.matrix())
+        sizes = np.abs(self.as_matrix())
         largest = sizes.max(axis=(2, 3), keepdims=True)
         shares = sizes / np.where(largest > 0, largest, 1)
         # One axis at a time: numpy takes five times as long for both, as rows of taps are short.
         return np.asarray(shares.max(axis=1).max(axis=-1).reshape(-1))
 
-    def output_limits(self) -> Array:
+    def max_output_weights(self) -> Array:
         """Return the largest weight of every output channel, shape [channels]."""
-        return np.asarray(np.abs(self.matrix()).max(axis=(2, 3)).reshape(-1))
+        return np.asarray(np.abs(self.as_matrix()).max(axis=(2, 3)).reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class LayerRescale:
     shift: Array | None = None
     rounded: Array | None = None
 
-    def weight(self, layer: LayerParams) -> Array:
+    def rescale_weight(self, layer: LayerParams) -> Array:
         """Return the changed weight, in its original shape."""
         weight = np.asarray(layer.weight())
         if self.rounded is not None:
@@ -161,7 +161,7 @@ class LayerRescale:
             by_pair *= rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
         return changed.astype(weight.dtype)
 
-    def bias(self, bias: Array | None, channels: int) -> Array:
+    def rescale_bias(self, bias: Array | None, channels: int) -> Array:
         """Return the changed bias; for a layer without bias, the new bias."""
         changed = np.zeros(channels) if bias is None else np.asarray(bias, np.float64)
         if self.outputs is not None:
@@ -171,10 +171,10 @@ class LayerRescale:
         return changed.astype(np.float32 if bias is None else bias.dtype)
 
 
-def rounded_weight(matrix: Array, limit: int, axes: tuple[int, ...] = (2, 3)) -> Array:
+def round_int8_weight(matrix: Array, limit: int, axes: tuple[int, ...] = (2, 3)) -> Array:
     """Return a weight rounded to INT8 per output channel, as float64.
 
-    `axes` are all except those of the output channels, by default of `LayerParams.matrix`.
+    `axes` are all except those of the output channels, by default of `LayerParams.as_matrix`.
     """
     scales = weight_scales(matrix, axes, limit)
     return np.asarray(round_to_int8(matrix, scales, limit) * scales.astype(np.float64))
@@ -261,11 +261,11 @@ class Window:
     pads: tuple[tuple[int, int], ...] | None
     odd_before: bool = False
 
-    def over(self, values: Array, taps: Sequence[int]) -> Array:
+    def slide_over(self, values: Array, taps: Sequence[int]) -> Array:
         """Return a view [samples, channels, positions…, taps…] of values [samples, channels, …]."""
         spans = [step * (count - 1) + 1 for step, count in zip(self.dilations, taps, strict=True)]
         pads = self.pads or [
-            self._same_padding(size, stride, span)
+            self._compute_same_padding(size, stride, span)
             for size, stride, span in zip(values.shape[2:], self.strides, spans, strict=True)
         ]
         padded = np.pad(values, ((0, 0), (0, 0), *pads))
@@ -275,7 +275,7 @@ class Window:
         windows: Array = view[(slice(None), slice(None), *(slice(None, None, s) for s in steps))]
         return windows
 
-    def _same_padding(self, size: int, stride: int, span: int) -> tuple[int, int]:
+    def _compute_same_padding(self, size: int, stride: int, span: int) -> tuple[int, int]:
         total = max((-(-size // stride) - 1) * stride + span - size, 0)
         leading = total - total // 2 if self.odd_before else total // 2
         return leading, total - leading

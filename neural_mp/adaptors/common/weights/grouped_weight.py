@@ -149,7 +149,7 @@ class GroupedWeight:
         return self.groups.offsets
 
     @property
-    def inputs(self) -> int:
+    def num_inputs(self) -> int:
         """Number of inputs."""
         return self.groups.shape[1]
 
@@ -163,7 +163,7 @@ class GroupedWeight:
         """The zero points nearest to the offsets, uint8 [outputs, groups]."""
         return np.clip(np.rint(self.steps), 0, max_code(self.bits)).astype(np.uint8)
 
-    def rows(self, part: slice) -> GroupedWeight:
+    def take_rows(self, part: slice) -> GroupedWeight:
         """Return the weight of some outputs."""
         groups = CodedGroups(self.codes[part], self.scales[part], self.offsets[part])
         return replace(self, groups=groups)
@@ -183,29 +183,29 @@ class GroupedWeight:
     def full_groups(self) -> Codes:
         """Return the codes as [outputs, groups, group size], filled up with zero points."""
         codes = in_groups(self.codes, self.group_size)
-        filled = -self.inputs % self.group_size
+        filled = -self.num_inputs % self.group_size
         if filled:
             codes[:, -1, -filled:] = self.zero_points[:, -1:]
         return codes
 
-    def stored(self) -> Floats:
+    def stored_floats(self) -> Floats:
         """Return the weight that multiplies the scaled inputs, float32 [outputs, inputs]."""
         values = self.codes.astype(np.float32)
         values -= middle_code(self.bits)
         grouped = in_groups(values, self.group_size)
         grouped *= self.scales[..., None]
         grouped += self.offsets[..., None]
-        return np.ascontiguousarray(grouped.reshape(len(values), -1)[:, : self.inputs])
+        return np.ascontiguousarray(grouped.reshape(len(values), -1)[:, : self.num_inputs])
 
-    def floats(self) -> Floats:
+    def to_floats(self) -> Floats:
         """Return the weight with the factors of its inputs, float32 [outputs, inputs]."""
-        weight = self.stored()
+        weight = self.stored_floats()
         if self.input_factors is not None:
             weight *= self.input_factors
         return weight
 
 
-def row_parts(shape: Sequence[int]) -> Iterator[slice]:
+def iterate_row_parts(shape: Sequence[int]) -> Iterator[slice]:
     """Yield parts of the rows of a weight, which limit the memory of intermediate results."""
     rows, inputs = shape
     count = max(_LEAST_ROWS, VALUES_AT_ONCE // max(inputs, 1))
@@ -213,8 +213,8 @@ def row_parts(shape: Sequence[int]) -> Iterator[slice]:
         yield slice(first, first + count)
 
 
-def joined_rows(parts: Iterable[GroupedWeight]) -> GroupedWeight:
-    """Return the weight whose parts, one after another, `GroupedWeight.rows` returns."""
+def join_row_parts(parts: Iterable[GroupedWeight]) -> GroupedWeight:
+    """Return the weight whose parts, one after another, `GroupedWeight.take_rows` returns."""
     weights = list(parts)
     if len(weights) == 1:
         return weights[0]
@@ -248,32 +248,32 @@ class Quantizer:
         return self.spec.group_size
 
     @property
-    def unlearned(self) -> Quantizer:
+    def without_learning(self) -> Quantizer:
         """The quantizer without learned rounding."""
         return replace(self, spec=self.spec.unlearned)
 
-    def nearest(self, weight: Array) -> GroupedWeight:
+    def round_to_nearest(self, weight: Array) -> GroupedWeight:
         """Round a weight to nearest."""
-        rows = (weight[part] for part in row_parts(weight.shape))
-        return joined_rows(self.on_grid(block, *self.grid(block)) for block in rows)
+        rows = (weight[part] for part in iterate_row_parts(weight.shape))
+        return join_row_parts(self.round_on_grid(block, *self.fit_grid(block)) for block in rows)
 
-    def on_grid(
+    def round_on_grid(
         self, weight: Array, scales: Floats, offsets: Floats, factors: Floats | None = None
     ) -> GroupedWeight:
         """Round a weight to the nearest codes of given groups; `factors` are of its inputs."""
         grouped = in_groups(np.asarray(weight, np.float32), self.group_size)
-        codes = self.nearest_codes(grouped, scales[..., None], offsets[..., None])
+        codes = self.find_nearest_codes(grouped, scales[..., None], offsets[..., None])
         codes = codes.reshape(len(weight), -1)[:, : weight.shape[1]]
-        return self.weight(np.ascontiguousarray(codes), scales, offsets, factors)
+        return self.make_weight(np.ascontiguousarray(codes), scales, offsets, factors)
 
-    def weight(
+    def make_weight(
         self, codes: Codes, scales: Floats, offsets: Floats, factors: Floats | None = None
     ) -> GroupedWeight:
         """Return a weight of codes [outputs, inputs] on a grid of this kind."""
         groups = CodedGroups(codes, scales, offsets)
         return GroupedWeight(groups, self.group_size, self.bits, factors)
 
-    def nearest_codes(self, values: Floats, scales: Floats, offsets: Floats) -> Codes:
+    def find_nearest_codes(self, values: Floats, scales: Floats, offsets: Floats) -> Codes:
         """Return the codes nearest to values; scales and offsets broadcast against them."""
         steps = values - offsets
         steps /= scales
@@ -281,7 +281,7 @@ class Quantizer:
         steps += middle_code(self.bits)
         return np.clip(steps, 0, max_code(self.bits), out=steps).astype(np.uint8)
 
-    def grid(self, weight: Array) -> tuple[Floats, Floats]:
+    def fit_grid(self, weight: Array) -> tuple[Floats, Floats]:
         """Return scales and offsets [outputs, groups] that cover the range of each group."""
         grouped = in_groups(np.asarray(weight, np.float32), self.group_size)
         return self.grid_of(grouped.min(axis=2), grouped.max(axis=2))
@@ -296,16 +296,16 @@ class Quantizer:
         asymmetric = self.spec.scheme is Scheme.ASYMMETRIC
         most = max_code(self.bits)
         if asymmetric and not self._has_zero:
-            scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
+            scales = self.round_parameters(np.maximum((high - low) / most, _MIN_SCALE))
             # Around the middle of the range, so that both ends share the rounding of the scale.
             return scales, self.free_offsets((low + high) / 2 + scales / 2, scales)
         low, high, middle = np.minimum(low, 0), np.maximum(high, 0), middle_code(self.bits)
         if not asymmetric:
             scales = np.maximum(np.maximum(high, -low) / (middle - 1), _MIN_SCALE)
-            return self.exact(scales), np.zeros_like(scales)
-        scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
+            return self.round_parameters(scales), np.zeros_like(scales)
+        scales = self.round_parameters(np.maximum((high - low) / most, _MIN_SCALE))
         steps = np.clip(np.rint(low / scales + middle), middle - most, middle)
-        return scales, self.exact(steps * scales)
+        return scales, self.round_parameters(steps * scales)
 
     def free_offsets(self, values: Array, scales: Floats) -> Floats:
         """Round offsets that need not be whole steps.
@@ -314,12 +314,14 @@ class Quantizer:
         to the type of the parameters only.
         """
         if self._has_zero:
-            return self.exact(values)
-        parts = np.rint(held_offsets(values / scales, self.bits))
+            return self.round_parameters(values)
+        parts = np.rint(encode_offset_bytes(values / scales, self.bits))
         in_range = np.abs(parts) <= np.iinfo(np.int8).max
-        return self.exact(np.where(in_range, offset_steps(parts, self.bits) * scales, values))
+        return self.round_parameters(
+            np.where(in_range, decode_offset_bytes(parts, self.bits) * scales, values)
+        )
 
-    def exact(self, values: Array) -> Floats:
+    def round_parameters(self, values: Array) -> Floats:
         """Round values to the type of the parameters."""
         if self.parameters is GroupParameters.BFLOAT16:
             return to_bfloat16(values)
@@ -336,7 +338,7 @@ def middle_code(bits: int) -> int:
     return int(1 << (bits - 1))
 
 
-def held_offsets(steps: Array, bits: int) -> Array:
+def encode_offset_bytes(steps: Array, bits: int) -> Array:
     """Return offsets, in steps, as parts of a step that a byte holds.
 
     They count from half a step, around which offsets of ranges that hold 0 lie, whole or not:
@@ -345,8 +347,8 @@ def held_offsets(steps: Array, bits: int) -> Array:
     return (steps - 0.5) * (_PARTS_OF_HALF_THE_CODES // middle_code(bits))
 
 
-def offset_steps(held: Array, bits: int) -> Array:
-    """Return the offsets of `held_offsets` in steps."""
+def decode_offset_bytes(held: Array, bits: int) -> Array:
+    """Return the offsets of `encode_offset_bytes` in steps."""
     return held / (_PARTS_OF_HALF_THE_CODES // middle_code(bits)) + 0.5
 
 
@@ -369,7 +371,7 @@ def in_groups(values: Array, size: int) -> Array:
     return padded.reshape(len(values), -1, size)
 
 
-def rounded_inputs(rows: Array, size: int) -> Floats:
+def round_grouped_inputs(rows: Array, size: int) -> Floats:
     """Return rows [rows, inputs] as a kernel with INT8 inputs reads them: rounded per group."""
     grouped = in_groups(np.asarray(rows, np.float32), size)
     scales = np.abs(grouped).max(axis=2, keepdims=True) / _INPUT_LIMIT
@@ -394,7 +396,7 @@ def group_spec(
     return QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size, inputs=inputs)
 
 
-def input_group(spec: QuantSpec, inputs: int) -> int:
+def input_group_size(spec: QuantSpec, inputs: int) -> int:
     """Return the number of consecutive inputs that a kernel rounds to INT8 with one scale.
 
     The group of the weight, or for one scale per output, the largest of `GROUP_SIZES` that divides
@@ -404,7 +406,7 @@ def input_group(spec: QuantSpec, inputs: int) -> int:
     return spec.group_size or next(fitting, min(GROUP_SIZES))
 
 
-def fitting_specs(
+def list_fitting_specs(
     inputs: int, bits: Iterable[int] = (4,), scheme: Scheme = Scheme.ASYMMETRIC
 ) -> tuple[QuantSpec, ...]:
     """Return the quantizations whose group size divides the inputs, best first."""
@@ -416,7 +418,9 @@ def fitting_specs(
     )
 
 
-def product_specs(inputs: KernelInputs, fewer_bits: Iterable[int] = ()) -> Iterator[QuantSpec]:
+def iterate_product_specs(
+    inputs: KernelInputs, fewer_bits: Iterable[int] = ()
+) -> Iterator[QuantSpec]:
     """Yield the quantizations of products: 4 bits, the fastest scheme first, 8 bits, fewer bits."""
     for scheme in (Scheme.SYMMETRIC, Scheme.ASYMMETRIC):
         for size in GROUP_SIZES:
@@ -441,7 +445,7 @@ def pack_codes(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[
     if bits == 8:
         return codes
     if 8 % bits:
-        return _packed_bits(codes, bits, order)
+        return _pack_code_bits(codes, bits, order)
     per_byte = 8 // bits
     filled = -codes.shape[-1] % per_byte
     if filled:
@@ -460,11 +464,11 @@ def _bit_shifts(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal[
     return (shifts[::-1], "big") if order is BitOrder.UPPER_FIRST else (shifts, "little")
 
 
-def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
+def _pack_code_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
     shifts, bit_order = _bit_shifts(bits, order)
     rows = codes.reshape(-1, codes.shape[-1])
     result = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
-    for part in row_parts(rows.shape):  # a byte per bit of them is made
+    for part in iterate_row_parts(rows.shape):  # a byte per bit of them is made
         single = rows[part, :, None] >> shifts & 1
         flat = single.reshape(len(single), -1)
         result[part] = np.packbits(flat, axis=-1, bitorder=bit_order)
@@ -478,7 +482,7 @@ def unpack_codes(
     if bits == 8:
         return np.array(stored[..., :columns])
     if 8 % bits:
-        return _unpacked_bits(stored, bits, columns, order)
+        return _unpack_code_bits(stored, bits, columns, order)
     upper = order is BitOrder.UPPER_FIRST
     per_byte = 8 // bits
     codes = np.empty((*stored.shape[:-1], stored.shape[-1] * per_byte), np.uint8)
@@ -488,13 +492,13 @@ def unpack_codes(
     return np.ascontiguousarray(codes[..., :columns])
 
 
-def _unpacked_bits(
+def _unpack_code_bits(
     stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
 ) -> NDArray[np.uint8]:
     shifts, bit_order = _bit_shifts(bits, order)
     rows = stored.reshape(-1, stored.shape[-1])
     codes = np.empty((len(rows), columns), np.uint8)
-    for part in row_parts(codes.shape):
+    for part in iterate_row_parts(codes.shape):
         single = np.unpackbits(rows[part], axis=-1, bitorder=bit_order)
         single = single[:, : columns * bits].reshape(-1, columns, bits)
         np.bitwise_or.reduce(single << shifts, axis=-1, out=codes[part])

@@ -19,15 +19,15 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.framework import Framework
-from neural_mp.adaptors.common.optional import Corrections, needed
+from neural_mp.adaptors.common.optional import Corrections, require_part
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.weights.adaround import (
     Floats,
     LayerError,
     RoundedLayer,
     WeightGrid,
-    operations_of,
-    reconstructed_layer,
+    count_rounding_operations,
+    reconstruct_layer_weight,
 )
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrected_weights import (
@@ -62,7 +62,7 @@ _ROWS_PER_INPUT, _LEAST_ROWS = 4, 1 << 14
 _BITS = 8
 
 
-def reconstructable(adaptor: Framework[M], model: M) -> frozenset[str]:
+def reconstructable_layers(adaptor: Framework[M], model: M) -> frozenset[str]:
     """Return the layers whose weight can be reconstructed; empty if the framework offers none."""
     offered = adaptor.corrections
     if offered is None or offered.values is None:
@@ -73,15 +73,15 @@ def reconstructable(adaptor: Framework[M], model: M) -> frozenset[str]:
 def reconstructable_in_minutes(
     adaptor: Framework[M], model: M, options: LearnOptions
 ) -> frozenset[str]:
-    """Return the `reconstructable` layers that are learned in some minutes, small ones first."""
+    """Return the `reconstructable_layers` that are learned in some minutes, small ones first."""
     if adaptor.corrections is None:
         return frozenset()
     layers = adaptor.corrections.layer_params(model)
     costs = {}
-    for op in reconstructable(adaptor, model):
-        weight = _weight_matrix(layers[op])
+    for op in reconstructable_layers(adaptor, model):
+        weight = _make_weight_matrix(layers[op])
         moments = 2.0 * _count_rows(weight) * _count_moments(layers[op])
-        costs[op] = operations_of(weight, options) + moments
+        costs[op] = count_rounding_operations(weight, options) + moments
     ordered = sorted(costs, key=lambda op: (costs[op], op))
     sums = accumulate(costs[op] for op in ordered)
     return frozenset(
@@ -113,52 +113,54 @@ class Reconstruction(Generic[M]):
     #: Layer with an integer weight → the weight as rounded so far.
     _rounded: dict[str, LayerRescale] = field(default_factory=dict)
 
-    def rounded_model(self) -> M:
+    def build_rounded_model(self) -> M:
         """Return the model with the rounded weights of the layers that the plan reconstructs.
 
         Raises:
             PlanError: there is no data, or a layer cannot be reconstructed.
             ConversionError: the framework does not return values of tensors.
         """
-        ops = [op.name for op in self.graph if op.name in self._plan]
-        ops = [op for op in ops if self._plan[op].is_reconstructed]
+        ops = [op.name for op in self.graph if op.name in self._precision_plan]
+        ops = [op for op in ops if self._precision_plan[op].is_reconstructed]
         if not ops:
             return self.model
         self._round_to_nearest()
         self._check_layers(ops)
         changes: dict[str, LayerRescale] = {}
-        for stage in self._stages(ops):
+        for stage in self._iterate_stages(ops):
             changes.update(self._run_stage(stage))
-        return self._offered.with_layer_params(self.model, changes)
+        return self._corrections_part.with_layer_params(self.model, changes)
 
     @property
-    def _plan(self) -> PrecisionPlan:
+    def _precision_plan(self) -> PrecisionPlan:
         return self.resolved.plan
 
     @cached_property
-    def _layers(self) -> Mapping[str, LayerParams]:
-        return self._offered.layer_params(self.model)
+    def _layer_params(self) -> Mapping[str, LayerParams]:
+        return self._corrections_part.layer_params(self.model)
 
     def _round_to_nearest(self) -> None:
-        for op, config in self._plan.items():
-            layer = self._layers.get(op)
+        for op, config in self._precision_plan.items():
+            layer = self._layer_params.get(op)
             in_groups = config.weight is not None and config.weight.group_size is not None
             if config.precision is not Precision.INT8 or in_groups or layer is None:
                 continue
             if layer.inputs is not None:
-                nearest = _nearest_layer(_weight_matrix(layer), config)
-                self._rounded[op] = _layer_rescale(layer, nearest)
+                nearest = _round_layer_nearest(_make_weight_matrix(layer), config)
+                self._rounded[op] = _make_layer_rescale(layer, nearest)
 
     @property
-    def _offered(self) -> Corrections[M]:
+    def _corrections_part(self) -> Corrections[M]:
         adaptor = self.corrected.adaptor
-        return needed(adaptor.corrections, adaptor.framework, "constants of layers")
+        return require_part(adaptor.corrections, adaptor.framework, "constants of layers")
 
     def _check_layers(self, ops: Collection[str]) -> None:
         framework = self.corrected.adaptor.framework
-        needed(self._offered.values, framework, "values of tensors for reconstruction")
+        require_part(
+            self._corrections_part.values, framework, "values of tensors for reconstruction"
+        )
         for op in sorted(ops):
-            layer, config = self._layers.get(op), self._plan[op]
+            layer, config = self._layer_params.get(op), self._precision_plan[op]
             name = next(name for name in config.corrections if name in RECONSTRUCTIONS)
             if layer is None or not layer.has_rows:
                 raise PlanError(
@@ -171,9 +173,9 @@ class Reconstruction(Generic[M]):
                     f"data, or remove the correction"
                 )
 
-    def _stages(self, ops: Collection[str]) -> Iterator[list[str]]:
+    def _iterate_stages(self, ops: Collection[str]) -> Iterator[list[str]]:
         """Yield the layers of each pass, in the order of the graph."""
-        sizes = {op: _FLOAT * _count_moments(self._layers[op]) for op in ops}
+        sizes = {op: _FLOAT * _count_moments(self._layer_params[op]) for op in ops}
         count = -(-len(ops) // _PASSES)
         for part in split_portions(sizes, _MOMENT_BYTES):
             yield from (part[first : first + count] for first in range(0, len(part), count))
@@ -181,18 +183,18 @@ class Reconstruction(Generic[M]):
     def _run_stage(self, ops: list[str]) -> dict[str, LayerRescale]:
         """Return the rounded weights of the layers of a pass, and take them for further passes."""
         context = self._pass_context(ops)
-        weights = {op: _weight_matrix(self._layers[op]) for op in ops}
+        weights = {op: _make_weight_matrix(self._layer_params[op]) for op in ops}
         matrices = {op: weight.reshape(-1, weight.shape[2]) for op, weight in weights.items()}
-        learned = self.corrected.reconstructed(matrices, _stored_specs(weights), context)
+        learned = self.corrected.load_reconstructed(matrices, _list_stored_specs(weights), context)
         if learned is None:
             learned = self._learn_pass(ops, weights)
-            self.corrected.keep_reconstructed(learned, _stored_specs(weights), context)
+            self.corrected.keep_reconstructed(learned, _list_stored_specs(weights), context)
         changes = {}
         for op, weight in weights.items():
             codes = learned[op].codes.astype(np.float32) - middle_code(_BITS)
             scales = learned[op].scales.reshape(*weight.shape[:2], 1)
             rounded = RoundedLayer(codes.reshape(weight.shape), scales)
-            changes[op] = _layer_rescale(self._layers[op], rounded, learned[op].offsets)
+            changes[op] = _make_layer_rescale(self._layer_params[op], rounded, learned[op].offsets)
         self._rounded.update(changes)
         return changes
 
@@ -202,12 +204,12 @@ class Reconstruction(Generic[M]):
         """Return the learned weights of a pass; rounded to nearest from the time limit on."""
         started = time.perf_counter()
         limit = self.corrected.options.learning.limit
-        sums = {} if limit.ends() else self._sum_moments(ops, weights)
+        sums = {} if limit.is_reached() else self._sum_moments(ops, weights)
         reading = (time.perf_counter() - started) / len(ops)
         learned = {}
         for op in ops:
-            if limit.ends():
-                nearest = _nearest_layer(weights[op], self._plan[op])
+            if limit.is_reached():
+                nearest = _round_layer_nearest(weights[op], self._precision_plan[op])
                 shift = np.zeros(weights[op].shape[:2], np.float32)
                 learned[op] = _to_grouped_weight(nearest, shift)
             else:
@@ -222,24 +224,24 @@ class Reconstruction(Generic[M]):
     ) -> GroupedWeight:
         """Return the learned weight of a layer; `reading` is its share of the pass, in seconds."""
         began = time.perf_counter()
-        config = self._plan[op]
-        best = nearest = _nearest_layer(weight, config)
+        config = self._precision_plan[op]
+        best = nearest = _round_layer_nearest(weight, config)
         shift = np.zeros(weight.shape[:2], np.float32)
         if sums.rows:
-            shifts = "bias_correction" in config.corrections and self._layers[op].shifts
-            error = sums.error(shifts)
-            best = reconstructed_layer(
+            shifts = "bias_correction" in config.corrections and self._layer_params[op].shifts
+            error = sums.compute_error(shifts)
+            best = reconstruct_layer_weight(
                 weight,
-                _weight_grid(config),
+                _make_weight_grid(config),
                 damp_error(error, weight),
                 self.corrected.options.learning,
                 rounding="adaround" in config.corrections,
                 scales="learned_scale" in config.corrections,
             )
-            shift = sums.lost_mean(best.floats()) if shifts else shift
+            shift = sums.compute_lost_mean(best.to_floats()) if shifts else shift
             self.corrected.layer_errors[op] = LayerErrors(
-                relative_error(error, nearest),
-                relative_error(error, best),
+                compute_relative_error(error, nearest),
+                compute_relative_error(error, best),
                 time.perf_counter() - began + reading,
             )
         else:
@@ -253,12 +255,12 @@ class Reconstruction(Generic[M]):
     def _sum_moments(
         self, ops: list[str], weights: Mapping[str, Floats]
     ) -> dict[str, MomentsOfRows]:
-        sums = {op: MomentsOfRows.of(weights[op]) for op in ops}
+        sums = {op: MomentsOfRows.zeros_like(weights[op]) for op in ops}
         readers: dict[str, list[str]] = {}
         for op in ops:
             readers.setdefault(self.graph[op].inputs[0], []).append(op)
-        changed = self._offered.with_layer_params(self.model, self._rounded)
-        values, batches = self._offered.values, self.corrected.batches
+        changed = self._corrections_part.with_layer_params(self.model, self._rounded)
+        values, batches = self._corrections_part.values, self.corrected.batches
         assert values is not None
         assert batches is not None
         pairs = zip(
@@ -268,32 +270,37 @@ class Reconstruction(Generic[M]):
         )
         for part, ((name, exact), (changed_name, actual)) in enumerate(pairs):
             assert name == changed_name
-            if self.corrected.options.learning.limit.ends():
+            if self.corrected.options.learning.limit.is_reached():
                 break
             samples = len(exact) if exact.ndim else 1
             share = samples / max(self.samples, samples)
             for op in readers[name]:
-                layer = self._layers[op]
-                most = max(1, int(np.ceil(_count_rows(_weight_matrix(layer)) * share)))
-                rounded = self._kernel_input(op, actual)
-                sums[op].add(
-                    weights[op], *(layer.rows(rows, most, part) for rows in (exact, rounded))
+                layer = self._layer_params[op]
+                most = max(1, int(np.ceil(_count_rows(_make_weight_matrix(layer)) * share)))
+                rounded = self._round_kernel_input(op, actual)
+                sums[op].add_rows(
+                    weights[op],
+                    *(layer.extract_rows(rows, most, part) for rows in (exact, rounded)),
                 )
         return sums
 
-    def _kernel_input(self, op: str, values: Array) -> Array:
-        config, source = self._plan[op], self.graph[op].inputs[0]
+    def _round_kernel_input(self, op: str, values: Array) -> Array:
+        config, source = self._precision_plan[op], self.graph[op].inputs[0]
         if config.approach is Approach.DYNAMIC:
-            return rounded_input(values, (float(values.min()), float(values.max())), 1)
+            return round_kernel_input(values, (float(values.min()), float(values.max())), 1)
         flow = self.resolved.flow
         if source not in flow.int8_reads.get(op, ()):
             return values
         span = self.ranges.get(flow.scale_owner[source])
-        return values if span is None else rounded_input(values, span, self._layers[op].axis)
+        return (
+            values
+            if span is None
+            else round_kernel_input(values, span, self._layer_params[op].axis)
+        )
 
     def _pass_context(self, ops: list[str]) -> str:
         """Return all that the weights of a pass depend on, besides model, data and options."""
-        plan, flow = self._plan, self.resolved.flow
+        plan, flow = self._precision_plan, self.resolved.flow
         lines = [f"{op} {config}" for op, config in plan.items() if config.rescales]
         last = {op.name: index for index, op in enumerate(self.graph)}[ops[-1]]
         for op in list(self.graph)[: last + 1]:
@@ -308,37 +315,37 @@ class Reconstruction(Generic[M]):
         return "\n".join([*lines, *ops])
 
 
-def _weight_matrix(layer: LayerParams) -> Floats:
+def _make_weight_matrix(layer: LayerParams) -> Floats:
     """Return the weight of a layer as [groups, outputs, inputs · taps]."""
-    matrix = layer.matrix()
+    matrix = layer.as_matrix()
     return np.ascontiguousarray(matrix.reshape(*matrix.shape[:2], -1))
 
 
 def _count_moments(layer: LayerParams) -> int:
-    groups, outputs, inputs = _weight_matrix(layer).shape
+    groups, outputs, inputs = _make_weight_matrix(layer).shape
     return groups * inputs * (inputs + outputs)
 
 
-def _weight_grid(config: OpConfig) -> WeightGrid:
+def _make_weight_grid(config: OpConfig) -> WeightGrid:
     per_channel = config.weight is None or config.weight.granularity is not Granularity.PER_TENSOR
     return WeightGrid(weight_qmax(config.weight), per_channel)
 
 
-def _nearest_layer(weight: Floats, config: OpConfig) -> RoundedLayer:
-    grid = _weight_grid(config)
-    return grid.nearest(weight, grid.full(weight))
+def _round_layer_nearest(weight: Floats, config: OpConfig) -> RoundedLayer:
+    grid = _make_weight_grid(config)
+    return grid.round_to_nearest(weight, grid.full_range_scales(weight))
 
 
-def _layer_rescale(
+def _make_layer_rescale(
     layer: LayerParams, rounded: RoundedLayer, shift: Floats | None = None
 ) -> LayerRescale:
-    matrix = layer.matrix()
-    weight = layer.like_weight(rounded.floats().reshape(matrix.shape))
+    matrix = layer.as_matrix()
+    weight = layer.like_weight(rounded.to_floats().reshape(matrix.shape))
     shift = None if shift is None or not shift.any() else shift.reshape(-1)
     return LayerRescale(rounded=weight, shift=shift)
 
 
-def _stored_specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
+def _list_stored_specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
     """Return the quantizations that describe kept weights: one group per output."""
     whole = QuantSpec(
         QuantDType.INT8,
@@ -380,7 +387,7 @@ class MomentsOfRows:
     origins: tuple[Floats, Floats] | None = None
 
     @classmethod
-    def of(cls, weight: Floats) -> MomentsOfRows:
+    def zeros_like(cls, weight: Floats) -> MomentsOfRows:
         """Return the sums of no rows."""
         groups, outputs, inputs = weight.shape
         return cls(
@@ -391,7 +398,7 @@ class MomentsOfRows:
             np.zeros((groups, outputs), np.float32),
         )
 
-    def add(self, weight: Floats, exact: Floats, actual: Floats) -> None:
+    def add_rows(self, weight: Floats, exact: Floats, actual: Floats) -> None:
         """Add rows [groups, rows, inputs]."""
         if not exact.shape[1]:
             return
@@ -409,7 +416,7 @@ class MomentsOfRows:
         self.results += results.sum(axis=1)
         self.rows += exact.shape[1]
 
-    def error(self, centered: bool) -> LayerError:
+    def compute_error(self, centered: bool) -> LayerError:
         """Return the mean squared error of the rows; `centered` without that of the means."""
         rows = np.float32(self.rows)
         inputs, results = self.inputs / rows, self.results / rows
@@ -432,7 +439,7 @@ class MomentsOfRows:
         rows, (inputs, results) = np.float32(self.rows), self.origins
         return inputs + self.inputs / rows, results + self.results / rows
 
-    def lost_mean(self, weight: Floats) -> Floats:
+    def compute_lost_mean(self, weight: Floats) -> Floats:
         """Return the mean error of the results, [groups, outputs]."""
         inputs, results = self._input_result_means()
         result: Floats = results - np.einsum("goi,gi->go", weight, inputs)
@@ -452,13 +459,13 @@ def damp_error(error: LayerError, weight: Floats) -> LayerError:
     )
 
 
-def relative_error(error: LayerError, rounded: RoundedLayer) -> float:
+def compute_relative_error(error: LayerError, rounded: RoundedLayer) -> float:
     """Return the squared error of a layer's results relative to their squares."""
     total = float(error.power.sum())
-    return float(error.of(rounded.floats()).sum()) / total if total > 0 else 0.0
+    return float(error.evaluate_weight(rounded.to_floats()).sum()) / total if total > 0 else 0.0
 
 
-def rounded_input(values: Array, span: Range, axis: int) -> Array:
+def round_kernel_input(values: Array, span: Range, axis: int) -> Array:
     """Return an input as an integer kernel rounds it, given its range and its channel axis."""
     if isinstance(span, ChannelRange) and len(span.channels) == values.shape[axis]:
         params = [QuantParams.of(param) for param in span.channels]

@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.weights.autoround import (
     DEFAULT_LEARNING,
     LearnedRounding,
     LearnOptions,
-    learned_alone,
+    learn_weight_alone,
 )
 from neural_mp.adaptors.common.weights.grouped_weight import (
     VALUES_AT_ONCE,
@@ -27,10 +27,10 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     InputMoments,
     Quantizer,
     in_groups,
-    joined_rows,
+    iterate_row_parts,
+    join_row_parts,
     max_code,
     middle_code,
-    row_parts,
     to_bfloat16,
 )
 from neural_mp.core.enums import WeightCorrection
@@ -52,7 +52,7 @@ _HQQ_NORM, _HQQ_STEPS, _HQQ_PENALTY, _HQQ_GROWTH = 0.7, 20, 10.0, 1.01
 _LEAST = 1e-8
 
 
-def corrected_weight(
+def round_with_corrections(
     weight: Array,
     quantizer: Quantizer,
     moments: InputMoments | None = None,
@@ -65,40 +65,40 @@ def corrected_weight(
     that suit this weight alone.
     """
     weight = weight.astype(np.float32, copy=False)
-    FREED.after(MAX_RESULTS * weight.nbytes)
+    FREED.note_freed_bytes(MAX_RESULTS * weight.nbytes)
     corrections = quantizer.spec.corrections
     if WeightCorrection.HQQ in corrections:
-        rows = (weight[part] for part in row_parts(weight.shape))
-        return joined_rows(_half_quadratic(block, quantizer) for block in rows)
+        rows = (weight[part] for part in iterate_row_parts(weight.shape))
+        return join_row_parts(_optimize_half_quadratic(block, quantizer) for block in rows)
     if not corrections or moments is None:
-        return quantizer.nearest(weight)
+        return quantizer.round_to_nearest(weight)
     if quantizer.spec.is_learned:
-        start = corrected_weight(weight, quantizer.unlearned, moments, factors)
+        start = round_with_corrections(weight, quantizer.without_learning, moments, factors)
         learned = LearnedRounding(weight, quantizer, start)
-        return learned_alone(weight, learned, moments.products, options)
-    factor = gptq_factor(quantizer, moments)
+        return learn_weight_alone(weight, learned, moments.products, options)
+    factor = factorize_for_gptq(quantizer, moments)
     if factors is not None:
         return _round_weight(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
-        factors = awq_factors([weight], quantizer, moments, factor)
+        factors = search_awq_factors([weight], quantizer, moments, factor)
     scaled = _round_weight(weight, quantizer, moments, factor, factors)
-    plain = quantizer.nearest(weight)
-    better = _total_error(weight, plain, moments) < _total_error(weight, scaled, moments)
+    plain = quantizer.round_to_nearest(weight)
+    better = _sum_row_errors(weight, plain, moments) < _sum_row_errors(weight, scaled, moments)
     return plain if better else scaled
 
 
-def row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> Floats:
+def compute_row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> Floats:
     """Return the mean squared error of each output."""
     errors = []
-    for part in row_parts(weight.shape):
-        change = rounded.rows(part).floats()
+    for part in iterate_row_parts(weight.shape):
+        change = rounded.take_rows(part).to_floats()
         change -= weight[part]
         errors.append(np.einsum("ij,ij->i", change @ moments.products, change))
     return np.concatenate(errors)
 
 
-def _total_error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
-    return float(row_errors(weight, rounded, moments).sum())
+def _sum_row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
+    return float(compute_row_errors(weight, rounded, moments).sum())
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class InverseFactor:
     divisors: Floats | None = None
 
     @classmethod
-    def of(cls, products: Floats) -> InverseFactor:
+    def from_products(cls, products: Floats) -> InverseFactor:
         """Factorize the mean products [inputs, inputs]."""
         from scipy.linalg import lapack  # the import takes a tenth of a second
 
@@ -140,7 +140,7 @@ class InverseFactor:
         upper /= size[order]
         return cls(order, upper)
 
-    def scaled(self, factors: Floats | None) -> InverseFactor:
+    def scale_inputs(self, factors: Floats | None) -> InverseFactor:
         """Return the factor for inputs multiplied by `factors`; no second matrix is made."""
         return self if factors is None else replace(self, divisors=factors[self.order])
 
@@ -150,7 +150,7 @@ class InverseFactor:
         result: Floats = np.diagonal(self.upper)
         return result if self.divisors is None else result / self.divisors
 
-    def rows(self, first: int, last: int) -> Floats:
+    def get_rows(self, first: int, last: int) -> Floats:
         """Return some rows of U for scaled inputs, from the column `first` on."""
         result = self.upper[first:last, first:]
         return result if self.divisors is None else result / self.divisors[first:]
@@ -167,13 +167,13 @@ def _reverse_matrix(matrix: Floats) -> Floats:
     return flat.reshape(matrix.shape)
 
 
-def gptq_factor(quantizer: Quantizer, moments: InputMoments) -> InverseFactor | None:
+def factorize_for_gptq(quantizer: Quantizer, moments: InputMoments) -> InverseFactor | None:
     """Return the factor of the moments for a quantizer with GPTQ; None without."""
     gptq = WeightCorrection.GPTQ in quantizer.spec.corrections
-    return InverseFactor.of(moments.products) if gptq else None
+    return InverseFactor.from_products(moments.products) if gptq else None
 
 
-def awq_factors(
+def search_awq_factors(
     weights: Sequence[Array],
     quantizer: Quantizer,
     moments: InputMoments,
@@ -183,7 +183,7 @@ def awq_factors(
 
     Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
     tried on some rows with the rounding that follows. Errors of several readers are relative to
-    their errors without factors. `factor` is the `gptq_factor`.
+    their errors without factors. `factor` is the `factorize_for_gptq`.
     """
     readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
@@ -194,7 +194,7 @@ def awq_factors(
         factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
         errors = np.array(
             [
-                _total_error(w, _round_weight(w, quantizer, moments, factor, factors), moments)
+                _sum_row_errors(w, _round_weight(w, quantizer, moments, factor, factors), moments)
                 for w in readers
             ]
         )
@@ -214,10 +214,10 @@ def _round_weight(
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round a weight for inputs multiplied by `factors`, some rows at a time."""
-    scaled = None if factor is None else factor.scaled(factors)
-    return joined_rows(
+    scaled = None if factor is None else factor.scale_inputs(factors)
+    return join_row_parts(
         _round_rows(weight[part], quantizer, moments, scaled, factors)
-        for part in row_parts(weight.shape)
+        for part in iterate_row_parts(weight.shape)
     )
 
 
@@ -229,21 +229,21 @@ def _round_rows(
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round rows of a weight, each in the best of several ways."""
-    FREED.after(MAX_RESULTS * weight.nbytes)
+    FREED.note_freed_bytes(MAX_RESULTS * weight.nbytes)
     scaled = weight if factors is None else weight / factors
-    candidates = _candidate_roundings(scaled, quantizer, moments, factor, factors)
+    candidates = _iterate_candidate_roundings(scaled, quantizer, moments, factor, factors)
     best = next(candidates)
-    least = row_errors(weight, best, moments)
+    least = compute_row_errors(weight, best, moments)
     for candidate in candidates:
-        FREED.after(MAX_RESULTS * weight.nbytes)
-        errors = row_errors(weight, candidate, moments)
+        FREED.note_freed_bytes(MAX_RESULTS * weight.nbytes)
+        errors = compute_row_errors(weight, candidate, moments)
         better = errors < least
         least = np.where(better, errors, least)
         best = best.with_outputs(better, candidate)
     return best
 
 
-def _candidate_roundings(
+def _iterate_candidate_roundings(
     scaled: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
@@ -253,18 +253,18 @@ def _candidate_roundings(
     """Yield a weight rounded to nearest, then compensated, with full and with chosen ranges."""
     power = np.diagonal(moments.products)
     power = power if factors is None else power * factors**2
-    full = quantizer.grid(scaled)
-    yield quantizer.on_grid(scaled, *full, factors)
+    full = quantizer.fit_grid(scaled)
+    yield quantizer.round_on_grid(scaled, *full, factors)
     if factor is None:
         clipped = _search_ranges(scaled, quantizer, power)
-        yield quantizer.on_grid(scaled, *clipped, factors)
+        yield quantizer.round_on_grid(scaled, *clipped, factors)
         return
     # An error that later inputs compensate for counts less: by the square of U's diagonal.
     remaining = np.empty_like(power)
     remaining[factor.order] = 1 / factor.diagonal**2
     for grid in (full, _search_ranges(scaled, quantizer, remaining)):
-        codes = _compensated_codes(scaled, quantizer, grid, factor)
-        yield quantizer.weight(codes, *grid, factors)
+        codes = _round_compensated_codes(scaled, quantizer, grid, factor)
+        yield quantizer.make_weight(codes, *grid, factors)
 
 
 def _search_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple[Floats, Floats]:
@@ -276,7 +276,7 @@ def _search_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple
     count = _SHRINKS_OF_4_BITS if quantizer.bits >= 4 else len(_SHRINKS)
     for shrink in _SHRINKS[:count]:
         tried = quantizer.grid_of(low * shrink, high * shrink)
-        change = quantizer.on_grid(weight, *tried).stored()
+        change = quantizer.round_on_grid(weight, *tried).stored_floats()
         change -= weight
         change *= change
         grouped = in_groups(change, quantizer.group_size)
@@ -292,7 +292,7 @@ def _search_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple
     return scales, offsets
 
 
-def _compensated_codes(
+def _round_compensated_codes(
     weight: Floats, quantizer: Quantizer, grid: tuple[Floats, Floats], factor: InverseFactor
 ) -> Codes:
     """Return the codes of a weight whose rounding errors later columns compensate for."""
@@ -312,11 +312,11 @@ def _compensated_codes(
         value: Floats = (code - middle) * scale + offset
         return value
 
-    compensate(columns, factor, _BLOCK, round_column)
+    compensate_errors(columns, factor, _BLOCK, round_column)
     return np.ascontiguousarray(codes.T)
 
 
-def compensate(
+def compensate_errors(
     columns: Floats, factor: InverseFactor, block: int, rounded: Callable[[int, Floats], Floats]
 ) -> None:
     """Round columns in order, and let those that follow make up for the errors.
@@ -327,7 +327,7 @@ def compensate(
     """
     for first in range(0, len(columns), block):
         last = min(first + block, len(columns))
-        upper = factor.rows(first, last)
+        upper = factor.get_rows(first, last)
         errors = np.empty((last - first, columns.shape[1]), np.float32)
         for index in range(first, last):
             row = upper[index - first, index - first :]
@@ -338,17 +338,17 @@ def compensate(
         columns[last:] -= upper[:, last - first :].T @ errors
 
 
-def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
+def _optimize_half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
     """Return a weight with the offsets that suit a norm of the error below 1.
 
     Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023.
     """
-    scales, offsets = quantizer.grid(weight)
+    scales, offsets = quantizer.fit_grid(weight)
     grouped = in_groups(weight, quantizer.group_size)
     best, least = offsets, np.full(scales.shape, np.inf)
     penalty = _HQQ_PENALTY
     for _ in range(_HQQ_STEPS):
-        codes = quantizer.nearest_codes(grouped, scales[..., None], offsets[..., None])
+        codes = quantizer.find_nearest_codes(grouped, scales[..., None], offsets[..., None])
         steps = (codes.astype(np.float32) - middle_code(quantizer.bits)) * scales[..., None]
         change = grouped - (steps + offsets[..., None])
         size = np.abs(change)
@@ -359,4 +359,4 @@ def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
         residual = np.sign(change) * np.maximum(size - threshold, 0)
         offsets = quantizer.free_offsets((grouped - residual - steps).mean(axis=2), scales)
         penalty *= _HQQ_GROWTH
-    return quantizer.on_grid(weight, scales, best)
+    return quantizer.round_on_grid(weight, scales, best)

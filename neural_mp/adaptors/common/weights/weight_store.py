@@ -35,7 +35,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 )
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.io.array_files import UNREADABLE, load_arrays
-from neural_mp.io.files import atomic_file
+from neural_mp.io.files import open_atomic_file
 from neural_mp.util.pytree import Array
 from neural_mp.util.system.memory import FREED
 
@@ -60,7 +60,7 @@ class WeightStore:
     folder: Path
     scope: str
 
-    def get(
+    def load_weights(
         self, weights: Mapping[str, Array], specs: Mapping[str, QuantSpec], context: str = ""
     ) -> dict[str, GroupedWeight] | None:
         """Return op → its rounded weight; None if they are not kept, or the file is damaged.
@@ -76,7 +76,7 @@ class WeightStore:
                 raise ValueError("the file holds a single array")
             with content as arrays:
                 return {
-                    op: _validated_weight(arrays, str(index), weights[op], spec)
+                    op: _validate_stored_weight(arrays, str(index), weights[op], spec)
                     for index, (op, spec) in enumerate(specs.items())
                 }
         except FileNotFoundError:
@@ -85,7 +85,7 @@ class WeightStore:
             logger.debug("%s cannot be read: %s", path, error)
             return None
 
-    def put(
+    def store_weights(
         self,
         weights: Mapping[str, GroupedWeight],
         specs: Mapping[str, QuantSpec],
@@ -93,7 +93,7 @@ class WeightStore:
     ) -> None:
         """Keep op → its rounded weight; a folder that cannot be written to costs time only."""
         try:
-            with atomic_file(self._weights_path(specs, context)) as file:
+            with open_atomic_file(self._weights_path(specs, context)) as file:
                 _write_weights(file, [weights[op] for op in specs])
             files = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
             for path in files[:-_MAX_FILES]:
@@ -118,7 +118,7 @@ def _write_weights(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
                         npy.write_array(member, value, allow_pickle=False)
 
 
-def _validated_weight(
+def _validate_stored_weight(
     arrays: Mapping[str, Array], index: str, weight: Array, spec: QuantSpec
 ) -> GroupedWeight:
     """Return one weight of a file; `ValueError` if a part is unlike it, `KeyError` if missing."""
@@ -169,23 +169,23 @@ class _GroupsInFile:
 
     @property
     def scales(self) -> Floats:
-        return self._parameters(0)
+        return self._read_parameters(0)
 
     @property
     def offsets(self) -> Floats:
-        return self._parameters(1)
+        return self._read_parameters(1)
 
     @property
     def codes(self) -> Codes:
         outputs, inputs = self.shape
         position = self.place + 2 * _FLOAT_BYTES * outputs * self.groups
-        stored = self.holder.read(position, outputs * self.packed_bytes)
+        stored = self.holder.read_bytes(position, outputs * self.packed_bytes)
         return unpack_codes(stored.reshape(outputs, self.packed_bytes), self.bits, inputs, _ORDER)
 
-    def _parameters(self, index: int) -> Floats:
+    def _read_parameters(self, index: int) -> Floats:
         size = _FLOAT_BYTES * self.shape[0] * self.groups
         # A copy, since a mapped page would keep a file descriptor.
-        buffer = self.holder.read(self.place + index * size, size).copy()
+        buffer = self.holder.read_bytes(self.place + index * size, size).copy()
         return buffer.view(np.float32).reshape(self.shape[0], self.groups)
 
 
@@ -203,7 +203,7 @@ class GroupHolder:
     _files: list[IO[bytes]] = field(default_factory=list, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
-    def hold(self, weight: GroupedWeight) -> GroupedWeight:
+    def hold_weight(self, weight: GroupedWeight) -> GroupedWeight:
         """Return a weight whose codes are read back, and unpacked, whenever they are asked for.
 
         Scales and offsets are read likewise if there is a file.
@@ -212,7 +212,7 @@ class GroupHolder:
         if not isinstance(groups, CodedGroups) or not groups.codes.size:
             return weight
         stored = pack_codes(groups.codes, weight.bits, _ORDER)
-        FREED.after(_FLOAT_BYTES * groups.codes.size)
+        FREED.note_freed_bytes(_FLOAT_BYTES * groups.codes.size)
         scales = np.asarray(groups.scales, np.float32)
         offsets = np.asarray(groups.offsets, np.float32)
         position = self._append_parts([scales, offsets, stored])
@@ -224,7 +224,7 @@ class GroupHolder:
             weight, groups=_GroupsInFile(self, position, groups.shape, *counts, weight.bits)
         )
 
-    def read(self, position: int, size: int) -> NDArray[np.uint8]:
+    def read_bytes(self, position: int, size: int) -> NDArray[np.uint8]:
         """Return bytes of the file."""
         return np.memmap(self._files[0], np.uint8, "r", position, (size,))
 

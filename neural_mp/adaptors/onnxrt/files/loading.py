@@ -20,27 +20,31 @@ from google.protobuf.message import DecodeError
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec, in_parts
 from neural_mp.adaptors.common.signatures.signature import Array, Signature, TensorSpec
-from neural_mp.adaptors.onnxrt.canonicalize import prepare
+from neural_mp.adaptors.onnxrt.canonicalize import canonicalize_graph
 from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,
     correct_declarations,
+    get_known_sizes,
+    iterate_all_constants,
     name_nodes,
-    sizes_of,
-    tensors_in,
 )
 from neural_mp.adaptors.onnxrt.graph.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.graph.file_checks import check_model
-from neural_mp.adaptors.onnxrt.graph.opset import LEAST_OPSET, opset_of
-from neural_mp.adaptors.onnxrt.graph.protos import program_from, save_program, without_sparse
+from neural_mp.adaptors.onnxrt.graph.opset import LEAST_OPSET, get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.protos import (
+    parse_program_message,
+    save_program,
+    without_sparse,
+)
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.kernels.ops import FLOAT_RECURRENT
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.source_quantization import dequantize_source
+from neural_mp.adaptors.onnxrt.source_quantization import bypass_source_quantization
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
-from neural_mp.util.pytree import float_arrays, tree_leaves
+from neural_mp.util.pytree import list_float_arrays, tree_leaves
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -100,7 +104,7 @@ class _Read:
     held: Any = None
 
 
-def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
+def load_model(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     """Load a model from a path, a message, or a serialized message.
 
     Raises:
@@ -109,24 +113,24 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
         DataError: the example does not fit the model.
     """
     file = _read_source(source)
-    given, program = program_of(file), program_of(file)
-    origin = Origin.of(file.folder, given)
-    signature = read_signature(given).choosing(spec.names, spec.outputs)
+    given, program = parse_program_graph(file), parse_program_graph(file)
+    origin = Origin.from_program(file.folder, given)
+    signature = read_signature(given).select_ports(spec.names, spec.outputs)
     folder = origin.folder if origin else None
     original = _start_runner(given, program, folder, provider)
     _keep_outputs(program, signature)
-    feeds, unsure = spec.feeds(signature)
-    reference = Reference.of(original, given, signature, feeds)
+    feeds, unsure = spec.make_feeds(signature)
+    reference = Reference.from_runner(original, given, signature, feeds)
     del original  # two sessions at a time would double the memory
     obstacle = quantized = None
     try:
-        warnings = _canonicalize_graph(program, reference, folder, provider)
+        warnings = _canonicalize_and_check(program, reference, folder, provider)
         program, quantized, notes = _read_quantization(program, reference, folder, provider)
         warnings += notes
-        if opset_of(program) < LEAST_OPSET:
+        if get_onnx_opset(program) < LEAST_OPSET:
             obstacle = "it has no operators of the ai.onnx domain"
     except ConversionError as error:
-        obstacle, warnings, program = str(error), [], program_of(file)
+        obstacle, warnings, program = str(error), [], parse_program_graph(file)
         name_nodes(program)
         _keep_outputs(program, signature)
     if obstacle is not None:
@@ -138,7 +142,7 @@ def load(source: object, spec: InputSpec, provider: str) -> OnnxModel:
         given,
         warnings=(*warnings, *unsure),
         origin=origin,
-        opset=opset_of(program),
+        opset=get_onnx_opset(program),
         obstacle=obstacle,
         provider=provider,
         held=file.held,
@@ -167,7 +171,7 @@ def _start_runner(given: ir.Model, program: ir.Model, folder: Path | None, provi
         return _start_runner(given, program, folder, provider)
 
 
-def _canonicalize_graph(
+def _canonicalize_and_check(
     program: ir.Model, reference: Reference, folder: Path | None, provider: str
 ) -> list[str]:
     """Canonicalize a graph, in place; check that results stay equal; return notes to the user.
@@ -176,7 +180,7 @@ def _canonicalize_graph(
         ConversionError: the graph cannot be converted.
     """
     try:
-        warnings = prepare(program, folder)
+        warnings = canonicalize_graph(program, folder)
     except ConversionError:
         raise
     except Exception as error:
@@ -189,9 +193,9 @@ def _canonicalize_graph(
         raise ConversionError(f"its canonicalized graph is invalid: {error}") from error
     note_runtime_types(program, folder, provider)
     try:
-        reference.check(prepared, folder, provider)
+        reference.check_outputs(prepared, folder, provider)
     except ConversionError as error:
-        previous, current = opset_of(reference.given), opset_of(program)
+        previous, current = get_onnx_opset(reference.given), get_onnx_opset(program)
         changed = f"opset {previous} cannot be changed to {current}"
         unequal = "its canonicalized graph is not equal to the original"
         raise ConversionError(f"{changed if previous != current else unequal}: {error}") from error
@@ -208,7 +212,7 @@ def _read_quantization(
     Without quantization, or if only that makes the outputs what they are, the graph stays.
     """
     bare = program.clone()
-    if not dequantize_source(bare, GraphNames(bare.graph)):
+    if not bypass_source_quantization(bare, GraphNames(bare.graph)):
         return program, None, []
     try:
         matches = reference.is_near(Runner(bare, folder, provider, level=PLAIN))
@@ -246,7 +250,7 @@ def _read_source(source: object) -> _Read:
     if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
     return _write_temporary_files(
-        program_from(onnx.ModelProto.FromString(proto.SerializeToString()))
+        parse_program_message(onnx.ModelProto.FromString(proto.SerializeToString()))
     )
 
 
@@ -283,19 +287,19 @@ def _require_graph(proto: onnx.ModelProto, what: str) -> None:
         raise ModelLoadError(f"{what} has no outputs")
 
 
-def program_of(file: _Read) -> ir.Model:
+def parse_program_graph(file: _Read) -> ir.Model:
     """Return the graph of a parsed file; raise `ModelLoadError` if the graph is broken."""
     dense = without_sparse(file.proto)
     try:
         # Passes of onnx-ir rename initializers in the original message.
         proto = onnx.ModelProto()
         proto.CopyFrom(dense)
-        program = program_from(proto)
+        program = parse_program_message(proto)
     except Exception as error:
         # Its exceptions vary.
         logger.debug("the graph is invalid", exc_info=True)
         raise ModelLoadError(f"the graph of the model is invalid: {one_line(error)}") from error
-    for tensor in tensors_in(program):
+    for tensor in iterate_all_constants(program):
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = file.folder
     correct_declarations(program)
@@ -305,18 +309,18 @@ def program_of(file: _Read) -> ir.Model:
 def read_signature(program: ir.Model) -> Signature:
     """Return the inputs and outputs of a graph."""
     fed = [value for value in program.graph.inputs if not value.is_initializer()]
-    outputs = tuple(map(_tensor_spec, program.graph.outputs))
+    outputs = tuple(map(_make_tensor_spec, program.graph.outputs))
     returns = 0 if len(outputs) == 1 else list(range(len(outputs)))
-    return Signature(tuple(map(_tensor_spec, fed)), outputs, returns)
+    return Signature(tuple(map(_make_tensor_spec, fed)), outputs, returns)
 
 
-def _tensor_spec(value: ir.Value) -> TensorSpec:
+def _make_tensor_spec(value: ir.Value) -> TensorSpec:
     """Return the spec of an input or output; ONNX Runtime judges one without a type."""
     name = str(value.name)
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.UNDEFINED):
         return TensorSpec(name, name, None, None)
     dtype = np.dtype(object) if value.dtype is ir.DataType.STRING else value.dtype.numpy()
-    return TensorSpec(name, name, np.dtype(dtype), sizes_of(value))
+    return TensorSpec(name, name, np.dtype(dtype), get_known_sizes(value))
 
 
 def _keep_outputs(program: ir.Model, signature: Signature) -> None:
@@ -352,18 +356,18 @@ class Reference:
     results: list[Any] | None
 
     @classmethod
-    def of(
+    def from_runner(
         cls, original: Runner, given: ir.Model, signature: Signature, feeds: dict[str, Array]
     ) -> Reference:
         """Run the original graph on the first samples of a batch."""
-        few = next(in_parts(feeds, signature.samples(feeds), _COMPARED_SAMPLES))
+        few = next(in_parts(feeds, signature.count_samples(feeds), _COMPARED_SAMPLES))
         outputs = signature.output_tensors
         try:
             return cls(given, few, outputs, original(few, outputs))
         except ConversionError:
             return cls(given, few, outputs, None)
 
-    def check(self, prepared: Runner, folder: Path | None, provider: str) -> None:
+    def check_outputs(self, prepared: Runner, folder: Path | None, provider: str) -> None:
         """Check that a rewritten graph yields the same.
 
         Raises:
@@ -380,7 +384,9 @@ class Reference:
         if self.results is None:
             return True
         outputs = bare(self.feeds, self.outputs)
-        for result, expected in zip(float_arrays(outputs), float_arrays(self.results), strict=True):
+        for result, expected in zip(
+            list_float_arrays(outputs), list_float_arrays(self.results), strict=True
+        ):
             error, signal = np.square(result - expected).sum(), np.square(expected).sum()
             if not error <= _MAX_SOURCE_NSR * signal:
                 return False

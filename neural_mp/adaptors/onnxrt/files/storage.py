@@ -11,22 +11,28 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.named_graphs.graph_model import graph_details
+from neural_mp.adaptors.common.named_graphs.graph_model import collect_graph_details
 from neural_mp.adaptors.common.named_graphs.model_metadata import (
     CONVERTED,
     LATER,
     read_details,
-    restored_example,
+    restore_example_inputs,
     write_details,
 )
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.signatures.signature import Signature
-from neural_mp.adaptors.onnxrt.files.loading import program_of, read_file
-from neural_mp.adaptors.onnxrt.graph.edit import parts_of
-from neural_mp.adaptors.onnxrt.graph.external_data import raw_bytes, write_with_weights
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of, version_in
-from neural_mp.adaptors.onnxrt.graph.protos import message_of, save_program
-from neural_mp.adaptors.onnxrt.graph.sessions import CPU, MESSAGE_LIMIT, PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.files.loading import parse_program_graph, read_file
+from neural_mp.adaptors.onnxrt.graph.edit import list_nested_graphs
+from neural_mp.adaptors.onnxrt.graph.external_data import read_raw_bytes, write_with_weights
+from neural_mp.adaptors.onnxrt.graph.opset import find_version_in, get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
+from neural_mp.adaptors.onnxrt.graph.sessions import (
+    CPU,
+    MESSAGE_LIMIT,
+    PLAIN,
+    Runner,
+    count_constant_bytes,
+)
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
@@ -35,24 +41,24 @@ from neural_mp.util.validators import boolean, non_negative_integer, record
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 
 
-def save(model: OnnxModel, folder: Path) -> None:
+def save_model(model: OnnxModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
-    write_details(folder / DETAILS_FILE, {**graph_details(model), "opset": model.opset})
+    write_details(folder / DETAILS_FILE, {**collect_graph_details(model), "opset": model.opset})
 
 
-def restore(folder: Path, provider: str) -> OnnxModel:
-    """Read back the files of `save`.
+def restore_model(folder: Path, provider: str) -> OnnxModel:
+    """Read back the files of `save_model`.
 
     Raises:
         ModelLoadError: the files are missing, truncated or tampered with.
     """
     source = read_file(folder / MODEL_FILE)
-    program = program_of(source)
+    program = parse_program_graph(source)
     signature, details = read_details(
         folder / DETAILS_FILE, lambda value: (Signature.from_dict(value), _DETAILS(value))
     )
-    origin = Origin.of(source.folder, program)
+    origin = Origin.from_program(source.folder, program)
     try:
         Runner(program, source.folder, provider, level=PLAIN)
     except ConversionError as error:
@@ -60,7 +66,7 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     return OnnxModel(
         program,
         signature,
-        restored_example(signature, details),
+        restore_example_inputs(signature, details),
         None if details["converted"] else program,
         details["ops"],
         details.get("results", {}),
@@ -82,7 +88,7 @@ def transfer_file(model: OnnxModel, folder: Path) -> Path:
     return path
 
 
-def boundary(model: OnnxModel) -> Boundary:
+def model_boundary(model: OnnxModel) -> Boundary:
     """Return the calls of a model."""
     return Boundary("onnxrt", model.signature)
 
@@ -96,8 +102,8 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
         ConversionError: ONNX's checker rejects the model.
     """
     if model.origin is not None:
-        model.origin.check()
-    program = model.runs
+        model.origin.check_unchanged()
+    program = model.active_graph
     if metadata:
         program = program.clone()
         program.metadata_props.update(metadata)
@@ -112,7 +118,7 @@ def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
     """Write the model, and its message as text without values of initializers."""
     binary, text = path.with_suffix(".onnx"), path.with_suffix(".pbtxt")
     save_file(model, binary, {})
-    message = message_of(model.runs)
+    message = serialize_to_message(model.active_graph)
     for tensor in message.graph.initializer:
         tensor.ClearField("raw_data")
         del tensor.external_data[:]
@@ -122,16 +128,16 @@ def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
 
 def _write_program(program: ir.Model, path: Path) -> None:
     values = program.graph.initializers.values()
-    if sum(map(bytes_of, values)) > MESSAGE_LIMIT:
+    if sum(map(count_constant_bytes, values)) > MESSAGE_LIMIT:
         save_program(program, path, f"{path.name}.data")
     else:
         weights = {str(v.name): v.const_value for v in values if v.const_value is not None}
-        write_with_weights(message_of(program), weights, path)
-    outputs = [value for part in parts_of(program.graph) for value in part.outputs]
+        write_with_weights(serialize_to_message(program), weights, path)
+    outputs = [value for part in list_nested_graphs(program.graph) for value in part.outputs]
     if not all(value.shape is not None for value in outputs):
         return  # the checker requires the rank of outputs
-    opset, nodes = opset_of(program), program.graph.all_nodes()
-    if not all(node.domain or version_in(node.op_type, opset) for node in nodes):
+    opset, nodes = get_onnx_opset(program), program.graph.all_nodes()
+    if not all(node.domain or find_version_in(node.op_type, opset) for node in nodes):
         return  # ops of ONNX Runtime in ONNX's domain, e.g. SimplifiedLayerNormalization
     try:
         onnx.checker.check_model(str(path))
@@ -141,21 +147,21 @@ def _write_program(program: ir.Model, path: Path) -> None:
 
 def to_message(model: OnnxModel) -> onnx.ModelProto:
     """Return the model as a message, including all weights."""
-    message = message_of(model.runs)
+    message = serialize_to_message(model.active_graph)
     for tensor in message.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            value = model.runs.graph.initializers[tensor.name].const_value
+            value = model.active_graph.graph.initializers[tensor.name].const_value
             assert value is not None
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-            tensor.raw_data = raw_bytes(value)
+            tensor.raw_data = read_raw_bytes(value)
     return message
 
 
-def fingerprint(model: OnnxModel) -> str:
+def model_fingerprint(model: OnnxModel) -> str:
     """Return a digest of all nodes and weights, independent of the weights' files."""
-    program = model.runs
-    bare = message_of(program)
+    program = model.active_graph
+    bare = serialize_to_message(program)
     del bare.graph.initializer[:]
     running = hashlib.sha256(bare.SerializeToString(deterministic=True))
     for name, value in sorted(program.graph.initializers.items()):
@@ -163,5 +169,7 @@ def fingerprint(model: OnnxModel) -> str:
         tensor = value.const_value
         if tensor is not None:
             is_text = tensor.dtype is ir.DataType.STRING
-            running.update(repr(tensor.numpy().tolist()).encode() if is_text else raw_bytes(tensor))
+            running.update(
+                repr(tensor.numpy().tolist()).encode() if is_text else read_raw_bytes(tensor)
+            )
     return running.hexdigest()

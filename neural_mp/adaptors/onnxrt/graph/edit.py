@@ -10,16 +10,20 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.external_data import raw_bytes
+from neural_mp.adaptors.onnxrt.graph.external_data import read_raw_bytes
 from neural_mp.adaptors.onnxrt.graph.protos import is_map
-from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of, in_order, name_within_bodies
+from neural_mp.adaptors.onnxrt.graph.subgraphs import (
+    in_order,
+    iterate_node_bodies,
+    name_within_bodies,
+)
 from neural_mp.core.precision import Precision
 
 #: 16-bit element type → precision.
 SIXTEEN_BITS = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision.FP16}
 
 
-def input_of(node: ir.Node, position: int) -> ir.Value | None:
+def get_node_input(node: ir.Node, position: int) -> ir.Value | None:
     """Return the input at a position; None if it is omitted."""
     return node.inputs[position] if position < len(node.inputs) else None
 
@@ -30,7 +34,7 @@ def put_input(node: ir.Node, position: int, value: ir.Value) -> None:
     node.replace_input_with(position, value)
 
 
-def used_outputs(node: ir.Node) -> list[ir.Value]:
+def list_used_outputs(node: ir.Node) -> list[ir.Value]:
     """Return the results with a consumer, and always the first."""
     return [
         value
@@ -46,7 +50,7 @@ def is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.TensorType)
 
 
-def sizes_of(value: ir.Value) -> tuple[int | None, ...] | None:
+def get_known_sizes(value: ir.Value) -> tuple[int | None, ...] | None:
     """Return the shape of a value, None for a free size; None if the rank is unknown."""
     if value.shape is None:
         return None
@@ -58,31 +62,31 @@ def is_float32(value: ir.Value | None) -> bool:
     return value is not None and is_tensor(value) and value.dtype is ir.DataType.FLOAT
 
 
-def array_of(value: ir.Value | None) -> Array | None:
+def get_constant_array(value: ir.Value | None) -> Array | None:
     """Return the value of a constant; None for a computed value."""
     if value is None or value.const_value is None:
         return None
     tensor = value.const_value
     if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth % 8:
         return np.asarray(tensor.numpy())
-    return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())
+    return np.frombuffer(read_raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())
 
 
-def constants_of(node: ir.Node) -> Iterator[ir.TensorProtocol]:
+def iterate_node_constants(node: ir.Node) -> Iterator[ir.TensorProtocol]:
     """Yield the constants that a node reads."""
     for value in node.inputs:
         if value is not None and value.const_value is not None:
             yield value.const_value
 
 
-def parts_of(graph: ir.Graph) -> tuple[ir.Graph, ...]:
+def list_nested_graphs(graph: ir.Graph) -> tuple[ir.Graph, ...]:
     """Return a graph and all graphs within its nodes."""
     return (graph, *graph.subgraphs())
 
 
-def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
+def iterate_all_constants(program: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Yield all constants, in initializers and Constant nodes, including inner graphs."""
-    for part in parts_of(program.graph):
+    for part in list_nested_graphs(program.graph):
         for value in part.initializers.values():
             if value.const_value is not None:
                 yield value.const_value
@@ -91,14 +95,14 @@ def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
                 yield node.attributes["value"].as_tensor()
 
 
-def tensor_bytes(tensor: ir.TensorProtocol) -> int:
+def count_tensor_bytes(tensor: ir.TensorProtocol) -> int:
     """Return the size of a tensor in bytes; 0 for strings."""
     return 0 if tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
 
 
-def known_array(value: ir.Value | None) -> Array:
+def require_constant_array(value: ir.Value | None) -> Array:
     """Return the value of a tensor that must be a constant."""
-    array = array_of(value)
+    array = get_constant_array(value)
     assert array is not None
     return array
 
@@ -106,7 +110,7 @@ def known_array(value: ir.Value | None) -> Array:
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values that a node reads: its inputs, and the outputs of its bodies."""
     yield from (value for value in node.inputs if value is not None)
-    for body in bodies_of(node):
+    for body in iterate_node_bodies(node):
         yield from body.outputs
 
 
@@ -117,7 +121,7 @@ def redirect_reads(node: ir.Node, value: ir.Value, replacement: ir.Value) -> Non
     for position, operand in enumerate(node.inputs):
         if operand is value:
             node.replace_input_with(position, replacement)
-    for body in bodies_of(node):
+    for body in iterate_node_bodies(node):
         for position, operand in enumerate(body.outputs):
             if operand is value:
                 body.outputs[position] = replacement
@@ -137,7 +141,7 @@ def correct_declarations(program: ir.Model) -> None:
 
     Initializers get the type and shape of their values: ONNX Runtime ignores other declarations.
     """
-    for part in parts_of(program.graph):
+    for part in list_nested_graphs(program.graph):
         for value in part.initializers.values():
             if value.const_value is not None:
                 value.dtype = value.const_value.dtype
@@ -154,12 +158,12 @@ class GraphNames:
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
         self._taken: set[str] = set()
-        for part in parts_of(graph):
+        for part in list_nested_graphs(graph):
             results = (value for node in part for value in node.outputs)
             self._taken.update(part.initializers)
             self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))
 
-    def new(self, name: str) -> str:
+    def reserve_name(self, name: str) -> str:
         """Reserve and return an unused name."""
         return reserve_name(name, self._taken)
 
@@ -167,10 +171,10 @@ class GraphNames:
         """Release a name."""
         self._taken.discard(name)
 
-    def constant(self, name: str, value: object, dtype: ir.DataType | None = None) -> ir.Value:
+    def add_constant(self, name: str, value: object, dtype: ir.DataType | None = None) -> ir.Value:
         """Add a constant to the graph and return it."""
         array = np.asarray(value)
-        tensor = ir.tensor(array, dtype=dtype, name=self.new(name))
+        tensor = ir.tensor(array, dtype=dtype, name=self.reserve_name(name))
         initializer = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
         self._graph.register_initializer(initializer)
         return initializer

@@ -86,10 +86,10 @@ def write_with_weights(
             for key, (head, value) in zip(keys, initializers, strict=True):
                 file.write(key + head)
                 if value is not None:
-                    file.write(raw_bytes(value))
+                    file.write(read_raw_bytes(value))
 
 
-def raw_bytes(tensor: ir.TensorProtocol) -> bytes:
+def read_raw_bytes(tensor: ir.TensorProtocol) -> bytes:
     """Return the bytes of a tensor; file data is not mapped, as mappings stay in memory."""
     if not isinstance(tensor, ir.ExternalTensor):
         return bytes(tensor.tobytes())

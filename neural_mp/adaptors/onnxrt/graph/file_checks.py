@@ -37,7 +37,7 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     if len(properties) < len(model.metadata_props):
         del model.metadata_props[:]
         model.metadata_props.extend(properties)
-    what, graphs = repr(str(path)), list(_all_graphs(model))
+    what, graphs = repr(str(path)), list(_iterate_all_graphs(model))
     nodes = [node for graph in graphs for node in graph.node]
     nodes += [node for function in model.functions for node in function.node]
     for name, fault in _find_tensor_faults(model, graphs, nodes, path):
@@ -51,28 +51,30 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     _check_function_expansion(model, what)
 
 
-def _all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+def _iterate_all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     graphs = [model.graph]
     graphs += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
-    graphs += _body_graphs(node for function in model.functions for node in function.node)
-    graphs += _attribute_graphs(a for function in model.functions for a in function.attribute_proto)
-    return graphs_within(graphs)
+    graphs += _iterate_body_graphs(node for function in model.functions for node in function.node)
+    graphs += _iterate_attribute_graphs(
+        a for function in model.functions for a in function.attribute_proto
+    )
+    return iterate_nested_graphs(graphs)
 
 
-def graphs_within(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto]:
+def iterate_nested_graphs(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto]:
     """Yield graphs and the graphs within their nodes, at any depth."""
     waiting = list(graphs)
     while waiting:
         graph = waiting.pop()
         yield graph
-        waiting += _body_graphs(graph.node)
+        waiting += _iterate_body_graphs(graph.node)
 
 
-def _body_graphs(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
-    return _attribute_graphs(attribute for node in nodes for attribute in node.attribute)
+def _iterate_body_graphs(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
+    return _iterate_attribute_graphs(attribute for node in nodes for attribute in node.attribute)
 
 
-def _attribute_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
+def _iterate_attribute_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
     """Return the graphs in attributes; a function's attributes are defaults of its calls."""
     return [graph for a in attributes for graph in ([a.g] if a.HasField("g") else []) + [*a.graphs]]
 
@@ -89,13 +91,13 @@ def _find_tensor_faults(
         if tensor.data_location == _EXTERNAL:
             fault = _external_tensor_fault(tensor, path, sizes)
         else:
-            fault = _tensor_fault(tensor)
+            fault = _find_tensor_fault(tensor)
         if fault:
             yield tensor.name, fault
     for tensor in _non_initializer_tensors(model, graphs, nodes):
         if tensor.data_location == _EXTERNAL:
             yield tensor.name, "is stored in a file although it is not an initializer"
-        elif fault := _tensor_fault(tensor):
+        elif fault := _find_tensor_fault(tensor):
             yield tensor.name, fault
 
 
@@ -116,7 +118,7 @@ def _non_initializer_tensors(
         yield from (sparse.values, sparse.indices)
 
 
-def _type_fault(tensor: onnx.TensorProto) -> str:
+def _find_type_fault(tensor: onnx.TensorProto) -> str:
     """Return the fault of a tensor's type and shape as text; empty if there is none."""
     if tensor.data_type not in _TYPES:
         return f"must have a type of ONNX, got number {tensor.data_type}"
@@ -125,8 +127,8 @@ def _type_fault(tensor: onnx.TensorProto) -> str:
     return ""
 
 
-def _tensor_fault(tensor: onnx.TensorProto) -> str:
-    if fault := _type_fault(tensor):
+def _find_tensor_fault(tensor: onnx.TensorProto) -> str:
+    if fault := _find_type_fault(tensor):
         return fault
     needed, available = _size_in_bytes(tensor), len(tensor.raw_data)
     if tensor.HasField("raw_data") and needed is not None and needed > available:
@@ -136,7 +138,7 @@ def _tensor_fault(tensor: onnx.TensorProto) -> str:
 
 def _external_tensor_fault(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
     """Return the fault of an external tensor; `sizes` caches file sizes."""
-    if fault := _type_fault(tensor):
+    if fault := _find_type_fault(tensor):
         return fault
     needed = _size_in_bytes(tensor)
     fields = {item.key: item.value for item in tensor.external_data}
@@ -173,20 +175,20 @@ def _check_function_expansion(model: onnx.ModelProto, what: str) -> None:
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[_Function, int] = {}
 
-    def size_of(nodes: Iterable[Any], inside: tuple[_Function, ...]) -> int:
+    def count_expanded_nodes(nodes: Iterable[Any], inside: tuple[_Function, ...]) -> int:
         count = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
             if key in inside or len(inside) > MAX_DEPTH:
                 raise ModelLoadError(f"{what} was rejected: function {key[1]!r} is recursive")
             if key in functions and key not in sizes:
-                sizes[key] = size_of(functions[key].node, (*inside, key))
+                sizes[key] = count_expanded_nodes(functions[key].node, (*inside, key))
             count += sizes.get(key, 1)
-            for graph in _body_graphs([node]):
-                count += size_of(graph.node, inside)
+            for graph in _iterate_body_graphs([node]):
+                count += count_expanded_nodes(graph.node, inside)
         return count
 
-    count = size_of(model.graph.node, ())
+    count = count_expanded_nodes(model.graph.node, ())
     if count > MAX_ONNX_NODES:
         raise ModelLoadError(
             f"{what} was rejected: {count} nodes after inlining functions exceed the limit of "

@@ -23,7 +23,7 @@ def _find_schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-def _schema_of(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
+def _find_node_schema(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
     return None if node.domain else _find_schema(node.op_type, opset)
 
 
@@ -35,9 +35,9 @@ def _element_type_variable(schema: onnx.defs.OpSchema | None) -> str | None:
     return variable if any(item.type_str == variable for item in schema.inputs) else None
 
 
-def typed_inputs(node: ir.Node, opset: int) -> set[int]:
+def find_typed_inputs(node: ir.Node, opset: int) -> set[int]:
     """Return positions of the inputs that have the element type of the first result."""
-    schema = _schema_of(node, opset)
+    schema = _find_node_schema(node, opset)
     variable = _element_type_variable(schema)
     if schema is None or variable is None:
         return set()
@@ -48,28 +48,28 @@ def typed_inputs(node: ir.Node, opset: int) -> set[int]:
 
 def is_function(node: ir.Node, opset: int) -> bool:
     """Whether ONNX defines an op as a function of other ops."""
-    schema = _schema_of(node, opset)
+    schema = _find_node_schema(node, opset)
     flags = ("has_function", "has_context_dependent_function")  # absent from onnx's type stubs
     return schema is not None and any(getattr(schema, flag) for flag in flags)
 
 
 def gives_list(node: ir.Node, opset: int) -> bool:
     """Whether a result of an op is always a sequence, an optional or a map."""
-    schema = _schema_of(node, opset)
+    schema = _find_node_schema(node, opset)
     types = (item.types for item in schema.outputs) if schema is not None else ()
     return any(kinds and not any(k.startswith("tensor(") for k in kinds) for kinds in types)
 
 
 def supports_dtype(node: ir.Node, opset: int, dtype: str) -> bool:
     """Whether ONNX defines an op for an element type, e.g. `float16`."""
-    schema = _schema_of(node, opset)
+    schema = _find_node_schema(node, opset)
     variable = _element_type_variable(schema)
     constraints = schema.type_constraints if schema is not None else ()
     allowed = (c.allowed_type_strs for c in constraints if c.type_param_str == variable)
     return f"tensor({dtype})" in next(allowed, ())
 
 
-def version_in(op: str, opset: int) -> int:
+def find_version_in(op: str, opset: int) -> int:
     """Return the opset in which an ONNX op type last changed; 0 if there is none."""
     schema = _find_schema(op, opset)
     return 0 if schema is None else int(schema.since_version)
@@ -80,36 +80,36 @@ def same_but_for_types(node: ir.Node, opset: int, target: int) -> bool:
 
     Attributes that only one of them defines must not be set.
     """
-    first, second = (_schema_of(node, version) for version in (opset, target))
+    first, second = (_find_node_schema(node, version) for version in (opset, target))
     if first is None or second is None:
         return first is second
     if first.since_version == second.since_version:
         return True
-    lhs, rhs = _attribute_defaults(first), _attribute_defaults(second)
+    lhs, rhs = _collect_attribute_defaults(first), _collect_attribute_defaults(second)
     equal = all(lhs[name] == rhs[name] for name in lhs.keys() & rhs.keys())
-    alike = equal and _port_names(first) == _port_names(second)
+    alike = equal and _list_port_names(first) == _list_port_names(second)
     return alike and (lhs.keys() ^ rhs.keys()).isdisjoint(node.attributes)
 
 
-def _attribute_defaults(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
+def _collect_attribute_defaults(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
     return {
         name: (bool(item.required), item.default_value.SerializeToString())
         for name, item in schema.attributes.items()
     }
 
 
-def _port_names(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
+def _list_port_names(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
     return [item.name for item in schema.inputs], [item.name for item in schema.outputs]
 
 
-def version_of(node: ir.Node, opset: int) -> int:
+def find_op_version(node: ir.Node, opset: int) -> int:
     """Return the opset in which an ONNX op last changed; 0 for other ops."""
-    return 0 if node.domain else version_in(node.op_type, opset)
+    return 0 if node.domain else find_version_in(node.op_type, opset)
 
 
-def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
+def map_type_variables(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
     """Return type variable → its tensor type, for an op of element type `dtype`."""
-    schema = _schema_of(node, opset)
+    schema = _find_node_schema(node, opset)
     if schema is None:
         return {}
     pairs = zip(schema.inputs, node.inputs, strict=False)
@@ -130,7 +130,7 @@ _LEAST_IR_VERSION = 8
 _UNSHIFTED = 10
 
 
-def opset_of(program: ir.Model) -> int:
+def get_onnx_opset(program: ir.Model) -> int:
     """Return the ai.onnx opset; 0 if the graph uses none."""
     imports = program.graph.opset_imports
     return imports.get("", imports.get("ai.onnx", 0))
@@ -142,7 +142,7 @@ def raise_opset(program: ir.Model, least: int = LEAST_OPSET) -> None:
     Raises:
         ConversionError: the converter fails.
     """
-    original = opset_of(program)
+    original = get_onnx_opset(program)
     refused = f"opset {original} cannot be raised to {least}"
     try:
         from onnxscript import version_converter  # a tenth of the imports of a process
@@ -153,7 +153,7 @@ def raise_opset(program: ir.Model, least: int = LEAST_OPSET) -> None:
         # The converter uses assertions, and its C++ part raises arbitrary types.
         logger.debug("the opset cannot be raised", exc_info=True)
         raise ConversionError(f"{refused}: {one_line(error)}") from error
-    if opset_of(program) != least:
+    if get_onnx_opset(program) != least:
         raise ConversionError(f"{refused}: an op has no equivalent in the newer opset")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
     if original <= _UNSHIFTED:

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
 
-from neural_mp.adaptors.onnxrt.graph.file_checks import graphs_within
+from neural_mp.adaptors.onnxrt.graph.file_checks import iterate_nested_graphs
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.limits import RATIO_EXEMPT_ARRAY_BYTES
 
@@ -27,10 +27,10 @@ _TYPE = "neural_mp.map_type"
 _UNKNOWN_DOMAIN = "neural_mp.unknown"
 
 
-def program_from(proto: onnx.ModelProto) -> ir.Model:
+def parse_program_message(proto: onnx.ModelProto) -> ir.Model:
     """Return the graph of a message, which is changed."""
     removed: dict[str, onnx.TypeProto] = {}
-    for graph in graphs_within([proto.graph]):
+    for graph in iterate_nested_graphs([proto.graph]):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if _is_map(value.type):
                 removed[value.name] = onnx.TypeProto.FromString(value.type.SerializeToString())
@@ -48,7 +48,7 @@ def is_map(value: ir.Value) -> bool:
     return _TYPE in value.meta
 
 
-def message_of(program: ir.Model) -> onnx.ModelProto:
+def serialize_to_message(program: ir.Model) -> onnx.ModelProto:
     """Return a graph as a message."""
     proto = ir.to_proto(program)
     _write_map_types(program, proto)
@@ -65,7 +65,7 @@ def save_program(program: ir.Model, path: Path, external_data: str) -> None:
 
 
 @contextmanager
-def hidden_maps(program: ir.Model) -> Iterator[None]:
+def hide_map_ops(program: ir.Model) -> Iterator[None]:
     """Hide the definitions of ops that return maps: onnx-ir fails on the inferred types."""
     hidden = [node for node in program.graph.all_nodes() if _returns_maps(node)]
     domains = [node.domain for node in hidden]
@@ -112,13 +112,13 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelLoadError: a constant exceeds the memory limit, or has indices out of bounds.
     """
-    graphs = list(graphs_within([proto.graph]))
+    graphs = list(iterate_nested_graphs([proto.graph]))
     attributes = (a for graph in graphs for node in graph.node for a in node.attribute)
     has_sparse = any(graph.sparse_initializer for graph in graphs)
     if not has_sparse and not any(a.HasField("sparse_tensor") for a in attributes):
         return proto
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    for graph in graphs_within([copy.graph]):
+    for graph in iterate_nested_graphs([copy.graph]):
         graph.initializer.extend(map(_densify_tensor, graph.sparse_initializer))
         graph.ClearField("sparse_initializer")
         for node in graph.node:

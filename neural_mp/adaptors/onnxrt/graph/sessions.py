@@ -16,9 +16,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.common.threads import allowed_threads
-from neural_mp.adaptors.onnxrt.graph.edit import tensor_bytes, tensors_in
-from neural_mp.adaptors.onnxrt.graph.protos import message_of, save_program
+from neural_mp.adaptors.common.threads import get_allowed_threads
+from neural_mp.adaptors.onnxrt.graph.edit import count_tensor_bytes, iterate_all_constants
+from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
 from neural_mp.errors import ConversionError, one_line
 
 #: Major and minor version.
@@ -85,7 +85,7 @@ class Runner:
         options.graph_optimization_level = level
         if lean:
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        threads = allowed_threads()
+        threads = get_allowed_threads()
         if threads is not None:
             options.intra_op_num_threads = threads
         if profiled:
@@ -99,8 +99,8 @@ class Runner:
             options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized.name}.data")
             options.add_session_config_entry(_OPTIMIZED_WEIGHTS_LEAST, "1024")
         source = ""
-        inline = (t for t in tensors_in(program) if not isinstance(t, ir.ExternalTensor))
-        too_large = sum(map(tensor_bytes, inline)) > MESSAGE_LIMIT
+        inline = (t for t in iterate_all_constants(program) if not isinstance(t, ir.ExternalTensor))
+        too_large = sum(map(count_tensor_bytes, inline)) > MESSAGE_LIMIT
         if too_large or (folder is not None and not FINDS_WEIGHTS):
             directory = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(directory) / "model.onnx")
@@ -111,7 +111,7 @@ class Runner:
             # Otherwise a message may be mistaken for the runtime's own format.
             options.add_session_config_entry(_FORMAT, "ONNX")
         try:
-            content = source or message_of(program).SerializeToString()
+            content = source or serialize_to_message(program).SerializeToString()
             self.session = ort.InferenceSession(content, options, providers=[provider])
         except Exception as error:
             # The bindings, and the serialization of a broken graph, raise their own types.
@@ -125,7 +125,7 @@ class Runner:
         ports = self.session.get_inputs()
         self._takes_plain = not any(port.type.startswith(_NON_NUMPY_TYPES) for port in ports)
 
-    def fetching(self, fetches: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
+    def make_fetcher(self, fetches: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
         """Return a function from inputs to the named outputs; see `__call__`."""
         names, run = list(fetches), self.session.run
         if not (self._takes_plain and self._plain.issuperset(names)):
@@ -182,6 +182,8 @@ def _from_ort_value(value: ort.OrtValue) -> Any:
     return np.frombuffer(content, kind.numpy()).reshape(value.shape()).copy()
 
 
-def bytes_of(value: ir.Value | None) -> int:
+def count_constant_bytes(value: ir.Value | None) -> int:
     """Return the size of a constant in bytes; 0 for strings."""
-    return 0 if value is None or value.const_value is None else tensor_bytes(value.const_value)
+    return (
+        0 if value is None or value.const_value is None else count_tensor_bytes(value.const_value)
+    )

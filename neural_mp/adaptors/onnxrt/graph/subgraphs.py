@@ -18,7 +18,7 @@ from neural_mp.adaptors.common.naming import reserve_name
 _FIRST_STATES = {"Loop": (2, 1), "Scan": (0, 0)}
 
 
-def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
+def iterate_node_bodies(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the direct bodies of a node; `then` before `else`."""
     for _, attribute in sorted(node.attributes.items(), reverse=True):
         if attribute.type is ir.AttributeType.GRAPH:
@@ -30,14 +30,14 @@ def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
 def in_order(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield all nodes; those of bodies directly precede the node that runs them."""
     for node in graph:
-        for body in bodies_of(node):
+        for body in iterate_node_bodies(node):
             yield from in_order(body)
         yield node
 
 
-def runners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
+def find_runners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
     """Return body → the node that runs it, for all bodies within a graph."""
-    return {body: node for node in in_order(graph) for body in bodies_of(node)}
+    return {body: node for node in in_order(graph) for body in iterate_node_bodies(node)}
 
 
 def sink_constants(program: ir.Model) -> None:
@@ -61,12 +61,12 @@ def sink_constants(program: ir.Model) -> None:
                 del body.initializers[name]
 
 
-def hoist_invariants(node: ir.Node) -> None:
+def hoist_loop_invariants(node: ir.Node) -> None:
     """Read states that no step of a Loop or Scan changes from outside, in place.
 
     Some exporters carry every weight of a body as a state.
     """
-    (body,) = bodies_of(node)
+    (body,) = iterate_node_bodies(node)
     first, first_result = _FIRST_STATES[node.op_type]
     states = len(node.inputs) - first - node.attributes.get_int("num_scan_inputs", 0)
     unchanged = [
@@ -134,7 +134,7 @@ def name_within_bodies(program: ir.Model) -> None:
 
 def _name_within(graph: ir.Graph, nodes: set[str], values: set[str]) -> None:
     for runner in graph:
-        for body in bodies_of(runner):
+        for body in iterate_node_bodies(runner):
             for node in body:
                 node.name = reserve_name(_qualify_name(runner, node.name or node.op_type), nodes)
             for value in body.inputs:

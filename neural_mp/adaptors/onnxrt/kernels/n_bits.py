@@ -19,7 +19,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.kernels.runtime_probe import probe_results, try_each, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import (
+    find_installed_version,
+    probe_results,
+    try_each,
+)
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
     BitOrder,
@@ -27,9 +31,9 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupParameters,
     Quantizer,
     group_spec,
+    iterate_product_specs,
     pack_codes,
-    product_specs,
-    rounded_inputs,
+    round_grouped_inputs,
 )
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
@@ -61,16 +65,16 @@ class Case:
         return f"{self.op} {self.spec}"
 
 
-def cases() -> Iterator[Case]:
+def probe_cases() -> Iterator[Case]:
     """Yield the kernels to probe, best first."""
-    for spec in product_specs(KernelInputs.INT8, fewer_bits=(2,)):
+    for spec in iterate_product_specs(KernelInputs.INT8, fewer_bits=(2,)):
         yield Case(PRODUCT, spec)
     for op in (TABLE, PRODUCT):
         for size in GROUP_SIZES:
             yield Case(op, group_spec(4, size, KernelInputs.FLOAT))
 
 
-def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
+def list_kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
     """Return the quantizations that an operator multiplies in integers or reads, best first.
 
     The reason for the absence of 4 bits if there are none. Only groups that the inputs fill.
@@ -78,19 +82,19 @@ def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
     if inputs < MIN_INPUTS:
         return f"{_TOO_FEW}, got {inputs}"
     kind = KernelInputs.INT8 if op == PRODUCT else KernelInputs.FLOAT
-    specs = working_specs(op, inputs, kind)
+    specs = list_working_specs(op, inputs, kind)
     if any(spec.dtype.bits == 4 for spec in specs):
         return specs
     return f"this build of ONNX Runtime has no {op} of 4 bits that is fast on this CPU"
 
 
-def working_specs(op: str, inputs: int, kind: KernelInputs) -> tuple[QuantSpec, ...]:
+def list_working_specs(op: str, inputs: int, kind: KernelInputs) -> tuple[QuantSpec, ...]:
     """Return the quantizations that the probe found to work, with groups that the inputs fill."""
-    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    version = find_installed_version("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     working = probe_results(__name__, f"{_VERSION} {version}")
     return tuple(
         case.spec
-        for case in cases()
+        for case in probe_cases()
         if (case.op, case.spec.inputs) == (op, kind)
         and (case.spec.group_size or 0) <= inputs
         and str(case) in working
@@ -108,26 +112,26 @@ class Operator:
     attributes: Mapping[str, int]
 
 
-def product(weight: GroupedWeight, spec: QuantSpec) -> Operator:
+def build_product(weight: GroupedWeight, spec: QuantSpec) -> Operator:
     """Return MatMulNBits for a weight."""
     level = INT8_LEVEL if spec.inputs is KernelInputs.INT8 else FLOAT_LEVEL
     outputs = len(weight.codes)
     attributes = {
-        "K": weight.inputs,
+        "K": weight.num_inputs,
         "N": outputs,
         "accuracy_level": level,
-        **_kernel_attributes(spec),
+        **_make_kernel_attributes(spec),
     }
     return Operator(_pack_constants(weight, spec, weight.full_groups()), attributes)
 
 
-def table(weight: GroupedWeight, spec: QuantSpec) -> Operator:
+def build_table(weight: GroupedWeight, spec: QuantSpec) -> Operator:
     """Return GatherBlockQuantized for a table."""
-    attributes = {"gather_axis": 0, "quantize_axis": 1, **_kernel_attributes(spec)}
+    attributes = {"gather_axis": 0, "quantize_axis": 1, **_make_kernel_attributes(spec)}
     return Operator(_pack_constants(weight, spec, weight.codes), attributes)
 
 
-def _kernel_attributes(spec: QuantSpec) -> dict[str, int]:
+def _make_kernel_attributes(spec: QuantSpec) -> dict[str, int]:
     return {"bits": spec.dtype.bits, "block_size": int(spec.group_size or 0)}
 
 
@@ -160,20 +164,20 @@ def _probe_case(name: str) -> Iterator[str]:
     Its inputs are float or rounded to INT8 as the case requires: a kernel that falls back to floats
     yields other results.
     """
-    (case,) = (case for case in cases() if str(case) == name)
+    (case,) = (case for case in probe_cases() if str(case) == name)
     random = np.random.default_rng(0)
     weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
-    grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
-    stored = grouped.floats()
+    grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).round_to_nearest(weight)
+    stored = grouped.to_floats()
     if case.op == TABLE:
         data: Array = np.arange(_ROWS)
-        actual = _run_operator(table(grouped, case.spec), case.op, data)
+        actual = _run_operator(build_table(grouped, case.spec), case.op, data)
         expected = stored[data]
     else:
         data = random.standard_normal((_ROWS, _INPUTS), np.float32)
-        actual = _run_operator(product(grouped, case.spec), case.op, data)
+        actual = _run_operator(build_product(grouped, case.spec), case.op, data)
         if case.spec.inputs is KernelInputs.INT8:
-            data = rounded_inputs(data, case.spec.group_size or 1)
+            data = round_grouped_inputs(data, case.spec.group_size or 1)
         expected = data @ stored.T + _BIASES
     if np.linalg.norm(actual - expected) < _TOLERANCE * np.linalg.norm(expected):
         yield name
@@ -215,4 +219,4 @@ def run_kernel(
 
 if __name__ == "__main__":
     # The bindings raise their own types.
-    try_each(map(str, cases()), _probe_case, Exception)
+    try_each(map(str, probe_cases()), _probe_case, Exception)

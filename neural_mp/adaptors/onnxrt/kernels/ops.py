@@ -1,8 +1,8 @@
 """The table of ONNX ops: what planning and conversion take from the type of an op.
 
 `OPS` has a row for every op type with a part in INT8 graphs, `TYPES` the op types of the kinds in
-the four lists. Planning and conversion read a row (`row_of`); rewriting of graphs has its own rules
-by type (`canonicalize`).
+the four lists. Planning and conversion read a row (`get_op_row`); rewriting of graphs has its own
+rules by type (`canonicalize`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import Flag, auto
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of
+from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array, get_node_input
 from neural_mp.adaptors.onnxrt.kernels import writers
-from neural_mp.adaptors.onnxrt.kernels.gru_writer import gru_obstacle, write_gru
+from neural_mp.adaptors.onnxrt.kernels.gru_writer import find_gru_obstacle, write_gru
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_LSTM, INT8_PRODUCT
 from neural_mp.adaptors.onnxrt.kernels.tensor_variants import Variants
 from neural_mp.core.int8_accumulation import KernelKind
@@ -85,14 +85,14 @@ class OpRow:
     passed_by_dequantize: bool = False
 
 
-def row_of(node: ir.Node) -> OpRow:
+def get_op_row(node: ir.Node) -> OpRow:
     """Return the row of an op; an empty row for other types and domains."""
     return _EMPTY if node.domain else OPS.get(node.op_type, _EMPTY)
 
 
 def has_role(node: ir.Node, role: Role) -> bool:
     """Whether an op has a role by its type, attributes and constants."""
-    row = row_of(node)
+    row = get_op_row(node)
     if row.role is None or role not in row.role:
         return False
     return row.applies is None or row.applies(node)
@@ -100,52 +100,56 @@ def has_role(node: ir.Node, role: Role) -> bool:
 
 def is_product(node: ir.Node) -> bool:
     """Whether an op is a layer that multiplies matrices, written as its kernel."""
-    return has_role(node, Role.LAYER) and row_of(node).kernel == INT8_PRODUCT
+    return has_role(node, Role.LAYER) and get_op_row(node).kernel == INT8_PRODUCT
 
 
 def is_convolution(node: ir.Node) -> bool:
     """Whether an op is a layer that multiplies windows of its data, with channels on axis 1."""
-    return has_role(node, Role.LAYER) and row_of(node).channels_second
+    return has_role(node, Role.LAYER) and get_op_row(node).channels_second
 
 
 def has_weight(node: ir.Node) -> bool:
     """Whether an op is a layer with a constant weight."""
-    weight = input_of(node, 1)
+    weight = get_node_input(node, 1)
     return has_role(node, Role.LAYER) and weight is not None and weight.const_value is not None
 
 
-def weight_axes(node: ir.Node) -> tuple[int, int]:
+def get_weight_axes(node: ir.Node) -> tuple[int, int]:
     """Return the axes of output and input channels in the weight of an op, its second input."""
-    outputs, inputs = row_of(node).weight_axes
+    outputs, inputs = get_op_row(node).weight_axes
     return (inputs, outputs) if node.attributes.get_int("transB", 0) else (outputs, inputs)
 
 
-def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
+def get_kernel_kind(node: ir.Node, weight: ir.Value | None) -> KernelKind:
     """Return the kind of integer kernel that multiplies by a weight.
 
     Depthwise means one input and output channel per group, with images as input.
     """
     if "Conv" not in node.op_type:
         return KernelKind.DENSE
-    array, groups = array_of(weight), node.attributes.get_int("group", 1)
+    array, groups = get_constant_array(weight), node.attributes.get_int("group", 1)
     single = array is not None and array.ndim == 4 and array.shape[:2] == (groups, 1)
     return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION
 
 
-def quantizes(node: ir.Node) -> bool:
+def is_quantize(node: ir.Node) -> bool:
     """Whether a node is a QuantizeLinear, of ONNX or of ONNX Runtime."""
     return node.op_type == "QuantizeLinear" and node.domain in ("", CONTRIB)
 
 
-def dequantizes(node: ir.Node) -> bool:
+def is_dequantize(node: ir.Node) -> bool:
     """Whether a node is a DequantizeLinear, of ONNX or of ONNX Runtime."""
     return node.op_type == "DequantizeLinear" and node.domain in ("", CONTRIB)
 
 
 def _averages_all_positions(node: ir.Node) -> bool:
     """Whether a ReduceMean averages all positions of an image: its integer kernel is a pooling."""
-    data, axes_input = node.inputs[0], input_of(node, 1)
-    axes = node.attributes.get_ints("axes", ()) if axes_input is None else array_of(axes_input)
+    data, axes_input = node.inputs[0], get_node_input(node, 1)
+    axes = (
+        node.attributes.get_ints("axes", ())
+        if axes_input is None
+        else get_constant_array(axes_input)
+    )
     if data is None or data.shape is None or axes is None or len(data.shape) < _LEAST_IMAGE_RANK:
         return False
     rank = len(data.shape)
@@ -159,7 +163,7 @@ def _rises_from_negatives(node: ir.Node) -> bool:
 
 
 def _pads_zeros(node: ir.Node) -> bool:
-    padding = array_of(input_of(node, 2))
+    padding = get_constant_array(get_node_input(node, 2))
     return padding is None or not padding.any()
 
 
@@ -267,7 +271,7 @@ OPS: Mapping[str, OpRow] = {
     "Resize": OpRow(Role.MOVING, applies=_selects_nearest),
     "Identity": OpRow(Role.MOVING),
     "LSTM": OpRow(Role.RECURRENT, INT8_LSTM, writers.write_lstm),
-    "GRU": OpRow(Role.RECURRENT, INT8_PRODUCT, write_gru, obstacle=gru_obstacle),
+    "GRU": OpRow(Role.RECURRENT, INT8_PRODUCT, write_gru, obstacle=find_gru_obstacle),
 }
 #: Recurrent layers that stay in FP32.
 FLOAT_RECURRENT = frozenset({"RNN"})

@@ -11,7 +11,12 @@ from functools import lru_cache
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.opset import supports_dtype, types_of, version_in, version_of
+from neural_mp.adaptors.onnxrt.graph.opset import (
+    find_op_version,
+    find_version_in,
+    map_type_variables,
+    supports_dtype,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +37,7 @@ class _Kernel:
     last: int
     types: Mapping[str, frozenset[str]]
 
-    def fits(self, version: int, types: Mapping[str, str]) -> bool:
+    def supports_op(self, version: int, types: Mapping[str, str]) -> bool:
         """Whether the kernel runs an op last changed in a version, on the given types."""
         # An unbounded range does not cover later changes of the op.
         runs = self.first == version or self.first < version <= self.last < _WITHOUT_END
@@ -40,7 +45,7 @@ class _Kernel:
 
 
 @lru_cache(maxsize=8)
-def _registered_kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | None:
+def _read_registered_kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | None:
     """Return (domain, op) → its kernels; None if the registry is not accessible."""
     try:
         from onnxruntime.capi import _pybind_state as bindings
@@ -63,13 +68,13 @@ def _registered_kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel
 
 def every_op_type(provider: str) -> frozenset[str]:
     """Return the op types of ONNX and ONNX Runtime, including fused ops."""
-    own = {op for _, op in _registered_kernels(provider) or ()}
+    own = {op for _, op in _read_registered_kernels(provider) or ()}
     return frozenset({*own, *(str(schema.name) for schema in onnx.defs.get_all_schemas())})
 
 
 def has_kernel(provider: str, op: str, domain: str = "") -> bool:
     """Whether an op has a kernel; assumed if the registry is not accessible."""
-    kernels = _registered_kernels(provider)
+    kernels = _read_registered_kernels(provider)
     return kernels is None or (domain, op) in kernels
 
 
@@ -80,19 +85,22 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
     kernels often exist for the newest version of an op only. If the registry is not accessible,
     16-bit kernels are assumed missing.
     """
-    kernels = (_registered_kernels(provider) or {}).get(("", node.op_type), ())
-    version, types = version_of(node, opset), types_of(node, opset, dtype)
-    return any(kernel.fits(version, types) for kernel in kernels)
+    kernels = (_read_registered_kernels(provider) or {}).get(("", node.op_type), ())
+    version, types = find_op_version(node, opset), map_type_variables(node, opset, dtype)
+    return any(kernel.supports_op(version, types) for kernel in kernels)
 
 
-def quantizes(opset: int) -> bool:
+def can_quantize(opset: int) -> bool:
     """Whether tensors can be quantized in an opset; assumed without a registry.
 
     All providers fall back to the CPU, so CPU kernels decide.
     """
-    kernels = _registered_kernels(_CPU)
+    kernels = _read_registered_kernels(_CPU)
     return kernels is None or all(
-        any(kernel.fits(version_in(op, opset), {}) for kernel in kernels.get(("", op), ()))
+        any(
+            kernel.supports_op(find_version_in(op, opset), {})
+            for kernel in kernels.get(("", op), ())
+        )
         for op in ("QuantizeLinear", "DequantizeLinear")
     )
 
@@ -102,7 +110,7 @@ def moves_bytes(node: ir.Node, opset: int) -> bool:
 
     All providers fall back to the CPU, so CPU kernels decide.
     """
-    return _registered_kernels(_CPU) is None or has_kernel_of(_CPU, node, opset, "uint8")
+    return _read_registered_kernels(_CPU) is None or has_kernel_of(_CPU, node, opset, "uint8")
 
 
 def runs_natively(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:

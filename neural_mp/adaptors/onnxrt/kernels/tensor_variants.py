@@ -19,8 +19,8 @@ from neural_mp.adaptors.common.named_graphs.tensor_variants import (
 )
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, array_of
-from neural_mp.adaptors.onnxrt.graph.subgraphs import runners
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, get_constant_array
+from neural_mp.adaptors.onnxrt.graph.subgraphs import find_runners
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
@@ -71,7 +71,7 @@ class Variants(TensorVariants[ir.Value]):
         self.has_int8 = bool(flow.int8_outputs or flow.int8_reads)
         self._end = graph
         self.names = GraphNames(graph)
-        self._runners = runners(graph)
+        self._runners = find_runners(graph)
         self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[object, ...], ir.Value] = {}
         self._parameters: dict[QuantParams, tuple[ir.Value, ir.Value]] = {}
@@ -81,97 +81,101 @@ class Variants(TensorVariants[ir.Value]):
         """Return the tensor, or the original of a moved tensor."""
         return self._tensors[self._moved_from.get(tensor, tensor)]
 
-    def value_of(self, tensor: ir.Value) -> Array | None:
+    def get_constant_value(self, tensor: ir.Value) -> Array | None:
         """Return the value of an initializer."""
-        return array_of(tensor)
+        return get_constant_array(tensor)
 
-    def constant_in(self, tensor: ir.Value, variant: str, values: Array) -> ir.Value:
+    def insert_16_bit_constant(self, tensor: ir.Value, variant: str, values: Array) -> ir.Value:
         """Add an initializer."""
-        return self.names.constant(f"{tensor.name}/{variant}", values, DTYPES[variant])
+        return self.names.add_constant(f"{tensor.name}/{variant}", values, DTYPES[variant])
 
-    def cast(self, tensor: ir.Value, source: str, variant: str) -> ir.Value:
+    def insert_cast(self, tensor: ir.Value, source: str, variant: str) -> ir.Value:
         """Insert a Cast, or reuse one back to FP32."""
         if variant == FP32:
-            return self.widened(tensor, source)
-        self.count("casts")
-        real = self.real(tensor, source)
+            return self.round_to_16_bits(tensor, source)
+        self.count_conversion("casts")
+        real = self.as_float(tensor, source)
         with self._insert_beside(tensor):
-            return self._cast(real, f"{tensor.name}/{variant}", variant)
+            return self._insert_cast_node(real, f"{tensor.name}/{variant}", variant)
 
-    def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
+    def insert_quantize(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
         """Insert a QuantizeLinear that runs as such."""
-        self.count("quantize")
+        self.count_conversion("quantize")
         with self._insert_beside(tensor):
-            return self.quantize(tensor, real)
+            return self.quantize_value(tensor, real)
 
-    def dequantized(self, tensor: ir.Value, variant: str) -> ir.Value:
+    def insert_dequantize(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Insert the DequantizeLinear that kernels fuse, too."""
         with self._insert_beside(tensor):
-            return self.for_kernel(tensor)
+            return self.as_kernel_input(tensor)
 
-    def real(self, tensor: ir.Value, variant: str = FP32) -> ir.Value:
+    def as_float(self, tensor: ir.Value, variant: str = FP32) -> ir.Value:
         """Return a tensor in FP32, BF16 or FP16."""
-        value = super().real(tensor, variant)
-        if value is self.found(tensor).get(_DEQUANTIZED):
+        value = super().as_float(tensor, variant)
+        if value is self.find_variants(tensor).get(_DEQUANTIZED):
             # ONNX Runtime dequantizes once per consumer.
-            self.count("dequantize")
+            self.count_conversion("dequantize")
         return value
 
-    def widened(self, tensor: ir.Value, variant: str) -> ir.Value:
+    def round_to_16_bits(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Return a tensor rounded to 16 bits and cast back to FP32."""
-        variants = self.found(tensor)
+        variants = self.find_variants(tensor)
         if (key := f"{variant} {_WIDENED}") not in variants:
-            narrow = self.real(tensor, variant)
-            if self.value_of(tensor) is None:
+            narrow = self.as_float(tensor, variant)
+            if self.get_constant_value(tensor) is None:
                 # ONNX Runtime folds the cast of a constant on load.
-                self.count("casts")
+                self.count_conversion("casts")
             with self._insert_beside(tensor):
-                variants[key] = self._cast(narrow, f"{tensor.name}/{variant}/{FP32}", FP32)
+                variants[key] = self._insert_cast_node(
+                    narrow, f"{tensor.name}/{variant}/{FP32}", FP32
+                )
         return variants[key]
 
-    def for_kernel(self, tensor: ir.Value) -> ir.Value:
+    def as_kernel_input(self, tensor: ir.Value) -> ir.Value:
         """Return a uint8 tensor after a DequantizeLinear that an integer kernel fuses.
 
         Fusion requires both in one graph.
         """
-        stored, variants = self.stored(tensor), self.found(tensor)
-        is_inner = self._written is not self._graph_of(tensor)
-        key = f"{_DEQUANTIZED} in {id(self._written)}" if is_inner else _DEQUANTIZED
+        stored, variants = self.as_uint8(tensor), self.find_variants(tensor)
+        is_inner = self._written_graph is not self._find_graph_of(tensor)
+        key = f"{_DEQUANTIZED} in {id(self._written_graph)}" if is_inner else _DEQUANTIZED
         if key not in variants:
-            inputs = [stored, *self.parameters(tensor)]
+            inputs = [stored, *self.quant_parameters(tensor)]
             name = f"{tensor.name}/{_DEQUANTIZED}"
-            variants[key] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
+            variants[key] = self.add_node("DequantizeLinear", inputs, name, DTYPES[FP32])
         return variants[key]
 
-    def channels_last(self, tensor: ir.Value, rank: int) -> ir.Value:
+    def move_channels_last(self, tensor: ir.Value, rank: int) -> ir.Value:
         """Return a uint8 tensor with its channels moved from the second to the last axis.
 
         Float values are moved before they are quantized: ONNX Runtime merges that with the change
         of layout after a float convolution.
         """
-        variants = self.found(tensor)
+        variants = self.find_variants(tensor)
         if _CHANNELS_LAST not in variants:
             order, name = [0, *range(2, rank), 1], f"{tensor.name}/{_CHANNELS_LAST}"
             with self._insert_beside(tensor):
                 if UINT8 in variants:
-                    moved = self._transposed(variants[UINT8], name, DTYPES[UINT8], order)
+                    moved = self._insert_transpose(variants[UINT8], name, DTYPES[UINT8], order)
                 else:
-                    self.count("quantize")
-                    moved = self._transposed(
-                        self.real(tensor), f"{name}/{FP32}", DTYPES[FP32], order
+                    self.count_conversion("quantize")
+                    moved = self._insert_transpose(
+                        self.as_float(tensor), f"{name}/{FP32}", DTYPES[FP32], order
                     )
-                    inputs = [moved, *self.parameters(tensor)]
-                    moved = self.add("QuantizeLinear", inputs, f"{name}/{UINT8}", DTYPES[UINT8])
+                    inputs = [moved, *self.quant_parameters(tensor)]
+                    moved = self.add_node(
+                        "QuantizeLinear", inputs, f"{name}/{UINT8}", DTYPES[UINT8]
+                    )
             variants[_CHANNELS_LAST] = moved
         return variants[_CHANNELS_LAST]
 
     @property
-    def _written(self) -> ir.Graph:
+    def _written_graph(self) -> ir.Graph:
         """The graph being converted."""
         graph = None if self.place is None else self.place.graph
         return graph if isinstance(graph, ir.Graph) else self._end
 
-    def _graph_of(self, tensor: ir.Value) -> ir.Graph:
+    def _find_graph_of(self, tensor: ir.Value) -> ir.Graph:
         graph = tensor.graph
         return graph if isinstance(graph, ir.Graph) else self._graph
 
@@ -181,7 +185,7 @@ class Variants(TensorVariants[ir.Value]):
 
         A single conversion then serves all bodies that read the tensor and all steps of a loop.
         """
-        previous, graph = (self.place, self._end), self._graph_of(tensor)
+        previous, graph = (self.place, self._end), self._find_graph_of(tensor)
         # The node of that graph that contains, or is, the place; None for the end.
         while self.place is not None and self.place.graph is not graph:
             body = self.place.graph
@@ -194,93 +198,97 @@ class Variants(TensorVariants[ir.Value]):
 
     def comes_stored(self, tensor: ir.Value) -> bool:
         """Whether only the uint8 variant of a tensor can yield FP32."""
-        variants = self.found(tensor)
+        variants = self.find_variants(tensor)
         return UINT8 in variants and variants.get(FP32) is variants.get(_DEQUANTIZED)
 
-    def by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
+    def dequantize_by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
         """Return a uint8 tensor in FP32, with equal scales for all channels."""
-        encoding, stem = self.encoding_of(tensor), f"{tensor.name}/by_channel"
+        encoding, stem = self.get_quant_params(tensor), f"{tensor.name}/by_channel"
         inputs = [
-            self.stored(tensor),
-            self.names.constant(f"{stem}/scale", np.full(channels, encoding.scale, np.float32)),
-            self.names.constant(
+            self.as_uint8(tensor),
+            self.names.add_constant(f"{stem}/scale", np.full(channels, encoding.scale, np.float32)),
+            self.names.add_constant(
                 f"{stem}/zero_point", np.full(channels, encoding.zero_point, np.uint8)
             ),
         ]
-        self.count("dequantize")
-        return self.add("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
+        self.count_conversion("dequantize")
+        return self.add_node("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
 
-    def shielded(self, tensor: ir.Value) -> ir.Value:
+    def shield_float(self, tensor: ir.Value) -> ir.Value:
         """Return a tensor in FP32 for an op that must stay apart from integer ops.
 
         ONNX Runtime fuses no op with an Einsum, nor moves transpositions past an Einsum.
         """
         if not self.has_int8:
-            return self.real(tensor)
-        variants = self.found(tensor)
+            return self.as_float(tensor)
+        variants = self.find_variants(tensor)
         if _SHIELDED not in variants:
-            real = self.real(tensor)
+            real = self.as_float(tensor)
             with self._insert_beside(tensor):
                 equation = {"equation": "...->..."}
                 name = f"{tensor.name}/{_SHIELDED}"
-                variants[_SHIELDED] = self.add("Einsum", [real], name, DTYPES[FP32], equation)
+                variants[_SHIELDED] = self.add_node("Einsum", [real], name, DTYPES[FP32], equation)
         return variants[_SHIELDED]
 
-    def quantize(self, tensor: ir.Value, real: ir.Value, after: ir.Node | None = None) -> ir.Value:
+    def quantize_value(
+        self, tensor: ir.Value, real: ir.Value, after: ir.Node | None = None
+    ) -> ir.Value:
         """Quantize a float value with the scale of a tensor."""
-        inputs = [real, *self.parameters(tensor)]
-        return self.add(
+        inputs = [real, *self.quant_parameters(tensor)]
+        return self.add_node(
             "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], after=after
         )
 
-    def dynamic(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
+    def quantize_dynamically(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
         """Return a dynamically quantized tensor: uint8, scale, zero point."""
         if tensor not in self._dynamic:
             names = [f"{tensor.name}/dynamic_{part}" for part in ("stored", "scale", "zero_point")]
-            outputs = [ir.val(self.names.new(name)) for name in names]
-            node = ir.node("DynamicQuantizeLinear", [self.real(tensor)], outputs=outputs)
+            outputs = [ir.val(self.names.reserve_name(name)) for name in names]
+            node = ir.node("DynamicQuantizeLinear", [self.as_float(tensor)], outputs=outputs)
             with self._insert_beside(tensor):
-                self.insert(node, f"{tensor.name}/quantize")
-            self.count("quantize")
+                self.insert_node(node, f"{tensor.name}/quantize")
+            self.count_conversion("quantize")
             self._dynamic[tensor] = tuple(outputs)
         return self._dynamic[tensor]
 
-    def parameters(self, tensor: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def quant_parameters(self, tensor: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return scale and zero point of a tensor, as constants."""
-        encoding = self.encoding_of(tensor)
+        encoding = self.get_quant_params(tensor)
         if encoding not in self._parameters:
-            scale = self.names.constant(f"{tensor.name}/scale", np.float32(encoding.scale))
-            zero = self.names.constant(f"{tensor.name}/zero_point", np.uint8(encoding.zero_point))
+            scale = self.names.add_constant(f"{tensor.name}/scale", np.float32(encoding.scale))
+            zero = self.names.add_constant(
+                f"{tensor.name}/zero_point", np.uint8(encoding.zero_point)
+            )
             self._parameters[encoding] = scale, zero
         return self._parameters[encoding]
 
     def put_moved(self, result: ir.Value, moved: ir.Value) -> None:
         """Set the result of a quantize-agnostic op on uint8."""
-        self.put(result, UINT8, result)
+        self.set_variant(result, UINT8, result)
         self._moved_from[result] = self._moved_from.get(moved, moved)
 
-    def shared_constant(self, name: str, values: Array) -> ir.Value:
+    def add_shared_constant(self, name: str, values: Array) -> ir.Value:
         """Return a constant; one of equal values is reused, as several ops may read one weight."""
         array = np.ascontiguousarray(values)
         key = array.dtype, array.shape, hashlib.sha256(array.data).digest()
         if key not in self._constants:
-            self._constants[key] = self.names.constant(name, array)
+            self._constants[key] = self.names.add_constant(name, array)
         return self._constants[key]
 
-    def constants(self, stem: str, stored: StoredWeight) -> list[ir.Value]:
+    def weight_constants(self, stem: str, stored: StoredWeight) -> list[ir.Value]:
         """Return integers, scales and zero points of a quantized weight or bias."""
         return [
-            self.shared_constant(f"{stem}/{stored.integers.dtype}", stored.integers),
-            self.shared_constant(f"{stem}/scale", stored.scales),
-            self.shared_constant(f"{stem}/zero_point", stored.zero_points),
+            self.add_shared_constant(f"{stem}/{stored.integers.dtype}", stored.integers),
+            self.add_shared_constant(f"{stem}/scale", stored.scales),
+            self.add_shared_constant(f"{stem}/zero_point", stored.zero_points),
         ]
 
-    def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
+    def insert_weight(self, stem: str, stored: StoredWeight) -> ir.Value:
         """Return a quantized weight or bias after a DequantizeLinear that kernels fuse."""
-        inputs, name = self.constants(stem, stored), f"{stem}/{_DEQUANTIZED}"
-        return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
+        inputs, name = self.weight_constants(stem, stored), f"{stem}/{_DEQUANTIZED}"
+        return self.add_node("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
-    def replace(
+    def replace_node(
         self,
         node: ir.Node,
         op: str,
@@ -291,43 +299,45 @@ class Variants(TensorVariants[ir.Value]):
     ) -> None:
         """Replace a node by an ONNX Runtime op whose result, its axes in `order`, is `result`."""
         written = ir.val(self._take_name(result), DTYPES[FP32])
-        computed = ir.val(self.names.new(f"{written.name}/computed")) if order else written
+        computed = ir.val(self.names.reserve_name(f"{written.name}/computed")) if order else written
         name = str(node.name)
-        node.name = self.names.new(f"{name}/{FP32}")
+        node.name = self.names.reserve_name(f"{name}/{FP32}")
         self.names.give_up(name)
-        self.insert(ir.node(op, inputs, attributes, domain=CONTRIB, outputs=[computed]), name)
+        self.insert_node(ir.node(op, inputs, attributes, domain=CONTRIB, outputs=[computed]), name)
         if order:
             transpose = ir.node("Transpose", [computed], {"perm": list(order)}, outputs=[written])
-            self.insert(transpose, f"{name}/Transpose")
-        self.put(result, FP32, written)
+            self.insert_node(transpose, f"{name}/Transpose")
+        self.set_variant(result, FP32, written)
 
     def _take_name(self, value: ir.Value) -> str:
         """Return the name for a replaced value; graph outputs keep theirs for now."""
         name = str(value.name)
         if value.is_graph_output():
-            return self.names.new(f"{name}/{FP32}")
-        value.name = self.names.new(f"{name}/before")
+            return self.names.reserve_name(f"{name}/{FP32}")
+        value.name = self.names.reserve_name(f"{name}/before")
         return name
 
     def put_rounded(self, result: ir.Value, variant: str) -> None:
         """Set a tensor to the result of an FP32 op, rounded to 16 bits."""
-        self.count("casts")
-        rounded = self._cast(result, f"{result.name}/{variant}", variant, after=result.producer())
-        self.put(result, variant, rounded)
+        self.count_conversion("casts")
+        rounded = self._insert_cast_node(
+            result, f"{result.name}/{variant}", variant, after=result.producer()
+        )
+        self.set_variant(result, variant, rounded)
 
-    def insert(self, node: ir.Node, name: str, after: ir.Node | None = None) -> None:
+    def insert_node(self, node: ir.Node, name: str, after: ir.Node | None = None) -> None:
         """Insert a new node at its place, or directly after another."""
-        node.name = self.names.new(name)
+        node.name = self.names.reserve_name(name)
         if node.name != self.owner:
             self.owners[node.name] = self.owner
         if after is not None:
-            self._graph_of(after.outputs[0]).insert_after(after, node)
+            self._find_graph_of(after.outputs[0]).insert_after(after, node)
         elif self.place is None:
             self._end.append(node)
         else:
-            self._written.insert_before(self.place, node)
+            self._written_graph.insert_before(self.place, node)
 
-    def add(
+    def add_node(
         self,
         op: str,
         inputs: list[ir.Value],
@@ -337,22 +347,22 @@ class Variants(TensorVariants[ir.Value]):
         after: ir.Node | None = None,
         domain: str = "",
     ) -> ir.Value:
-        """Insert a new node with one result (see `insert`) and return the result."""
-        result = ir.val(self.names.new(name), dtype)
+        """Insert a new node with one result (see `insert_node`) and return the result."""
+        result = ir.val(self.names.reserve_name(name), dtype)
         node = ir.node(op, inputs, attributes, domain=domain, outputs=[result])
-        self.insert(node, f"{name}/{op}", after)
+        self.insert_node(node, f"{name}/{op}", after)
         return result
 
-    def _transposed(
+    def _insert_transpose(
         self, value: ir.Value, name: str, dtype: ir.DataType, order: list[int]
     ) -> ir.Value:
-        return self.add("Transpose", [value], name, dtype, {"perm": order})
+        return self.add_node("Transpose", [value], name, dtype, {"perm": order})
 
-    def _cast(
+    def _insert_cast_node(
         self, value: ir.Value, name: str, variant: str, after: ir.Node | None = None
     ) -> ir.Value:
         dtype = DTYPES[variant]
-        return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, after)
+        return self.add_node("Cast", [value], name, dtype, {"to": int(dtype)}, after)
 
 
 #: The zero point of unsigned weights.
@@ -394,10 +404,10 @@ def store_weight(
     integers: Array = round_to_int8(weight, scales, limit)
     zeros: Array = np.zeros(scales.size, np.int8)
     if spec.dtype == "uint8":
-        integers, zeros = unsigned(integers), unsigned(zeros)
+        integers, zeros = to_unsigned(integers), to_unsigned(zeros)
     return StoredWeight(integers, scales.reshape(-1), zeros, axis)
 
 
-def unsigned(integers: Array) -> Array:
+def to_unsigned(integers: Array) -> Array:
     """Return int8 values as uint8, with a zero point of 128."""
     return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)

@@ -18,15 +18,15 @@ from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor
 from neural_mp.adaptors.onnxrt.files import loading, storage
 from neural_mp.adaptors.onnxrt.graph.edit import is_float32
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.targets.bias_correction import corrects_bias
 from neural_mp.adaptors.onnxrt.targets.model import (
     TargetModel,
     build_graph,
-    capabilities_of,
-    work_of,
+    build_op_capabilities,
+    count_op_work,
 )
 from neural_mp.adaptors.onnxrt.targets.qdq_writer import write_qdq
 from neural_mp.adaptors.onnxrt.targets.quantized_io import quantize_io
@@ -35,7 +35,10 @@ from neural_mp.adaptors.onnxrt.targets.rewrites import (
     rewrite_for,
     with_static_shapes,
 )
-from neural_mp.adaptors.onnxrt.targets.shared_scales import chosen_ranges, ranges_by_algorithm
+from neural_mp.adaptors.onnxrt.targets.shared_scales import (
+    choose_joined_ranges,
+    ranges_by_algorithm,
+)
 from neural_mp.adaptors.onnxrt.targets.switch_model import (
     NoiseProbe,
     build_switch_model,
@@ -51,7 +54,7 @@ from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile
 from neural_mp.util.noise import noise_and_signal
-from neural_mp.util.system.memory import collection_paused
+from neural_mp.util.system.memory import pause_garbage_collection
 
 logger = logging.getLogger(__name__)
 
@@ -74,27 +77,29 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         self.profile = profile
         self.single_file = optional.SingleFile((".onnx",), save_static)
 
-    def read(self, source: object, spec: InputSpec) -> TargetModel:
+    def read_model(self, source: object, spec: InputSpec) -> TargetModel:
         """Read, canonicalize and rewrite a model."""
-        with collection_paused():
-            model = loading.load(source, spec, CPU)
+        with pause_garbage_collection():
+            model = loading.load_model(source, spec, CPU)
         if model.obstacle is not None:
             raise ConversionError(f"the model cannot be written for a target: {model.obstacle}")
         rewritten = rewrite_for(model.program, self.profile)
         try:
-            return self._rewritten(model, rewritten, exact=not rewritten.notes)
+            return self._wrap_rewritten(model, rewritten, exact=not rewritten.notes)
         except ConversionError:
             if not rewritten.notes:
                 raise
             logger.debug("masks are no masks", exc_info=True)
         plain = rewrite_for(model.program, self.profile, clips_masks=False)
-        return self._rewritten(model, plain, exact=True)
+        return self._wrap_rewritten(model, plain, exact=True)
 
-    def _rewritten(self, model: OnnxModel, rewritten: RewrittenGraph, exact: bool) -> TargetModel:
+    def _wrap_rewritten(
+        self, model: OnnxModel, rewritten: RewrittenGraph, exact: bool
+    ) -> TargetModel:
         target = replace(
             self._with_profile(model),
             program=rewritten.program,
-            opset=opset_of(rewritten.program),
+            opset=get_onnx_opset(rewritten.program),
             warnings=(*model.warnings, *rewritten.notes),
             quantized=None,
             kernel_check=None,
@@ -116,7 +121,7 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """
         expected = target.run(target.example)
         outputs = target.signature.output_tensors
-        actual = target.session(target.program).fetching(outputs)(target.example)
+        actual = target.create_session(target.program).make_fetcher(outputs)(target.example)
         least = _LEAST_EXACT_DB if exact else _LEAST_CLIPPED_DB
         for name, before, after in zip(outputs, expected, actual, strict=True):
             if before.dtype.kind == "f" and not _is_near(before, after, least):
@@ -137,7 +142,7 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         lists: Mapping[Precision, FourLists] | None = None,
     ) -> TuningSpace:
         """Return the graph with the widths that the target computes every op in."""
-        return TuningSpace(self.graph(model), capabilities_of(model))
+        return TuningSpace(self.graph(model), build_op_capabilities(model))
 
     def observe(
         self,
@@ -149,7 +154,7 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """Observe every float tensor, since a plan may store each in integers."""
         values = model.structure.values.items()
         tensors = frozenset(name for name, value in values if is_float32(value))
-        return conversion.observe(self, model, batches, space, collected, tensors)
+        return conversion.collect_observations(self, model, batches, space, collected, tensors)
 
     def convert(
         self,
@@ -162,18 +167,18 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """Return the model with pairs of Q/DQ ops; `model` itself for an all-float plan."""
         if not any(config.activation for config in plan.plan.values()):
             return model
-        graph, configs = model.program.graph, _integer_configs(plan)
-        observed = _observed_ranges(model, observations)
-        ranges = chosen_ranges(graph, observed, configs, self.profile)
-        return self._written(model, configs, ranges, _channel_means(model, observations))
+        graph, configs = model.program.graph, _select_integer_configs(plan)
+        observed = _map_observed_ranges(model, observations)
+        ranges = choose_joined_ranges(graph, observed, configs, self.profile)
+        return self._write_qdq(model, configs, ranges, _map_channel_means(model, observations))
 
     def convert_graph(
         self, model: TargetModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
     ) -> TargetModel:
         """Return the model with pairs of Q/DQ ops, from value of the graph → range."""
-        return self._written(model, _integer_configs(plan), ranges, {})
+        return self._write_qdq(model, _select_integer_configs(plan), ranges, {})
 
-    def _written(
+    def _write_qdq(
         self,
         model: TargetModel,
         configs: Mapping[str, OpConfig],
@@ -189,17 +194,17 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """Return the noise of every tensor and weight on one batch, and the work of every op."""
         switched = build_switch_model(
             model.program,
-            model.configs,
+            model.integer_configs,
             ranges_by_algorithm(
-                model.program.graph, _observed_ranges(model, observations), self.profile
+                model.program.graph, _map_observed_ranges(model, observations), self.profile
             ),
             model.tensor_names,
             self.profile,
         )
         outputs = [str(value.name) for value in switched.program.graph.outputs]
-        run = model.session(switched.program).fetching(outputs)
+        run = model.create_session(switched.program).make_fetcher(outputs)
         tensors, weights = measure_noise(switched, run, _probes_of(model, inputs))
-        means = _channel_means(model, observations)
+        means = _map_channel_means(model, observations)
         nodes = model.structure.nodes.items()
         biases = tuple(op for op, node in nodes if corrects_bias(node, means))
         return WidthFigures(tensors, weights, *self.op_work(model, inputs), biases)
@@ -208,9 +213,9 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         self, model: TargetModel, inputs: object
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Return the work of every op, from the sizes of one batch."""
-        feeds = model.signature.bind(inputs)
+        feeds = model.signature.bind_inputs(inputs)
         static = with_static_shapes(model.program, feeds)
-        return work_of(static, max(1, model.signature.samples(feeds)))
+        return count_op_work(static, max(1, model.signature.count_samples(feeds)))
 
     def trace_kernels(self, model: TargetModel, inputs: object) -> Mapping[str, OpTrace]:
         """Raise: the kernels of a simulation say nothing about the target."""
@@ -221,15 +226,15 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
 
     def native(self, model: TargetModel) -> Any:
         """Return the ONNX message, with static sizes where the target needs them."""
-        return storage.to_message(static_form(model))
+        return storage.to_message(make_static_form(model))
 
     def save(self, model: TargetModel, folder: Path) -> None:
         """Write the model with the sizes of the example, and its metadata."""
-        storage.save(static_form(model), folder)
+        storage.save_model(make_static_form(model), folder)
 
     def restore(self, folder: Path) -> TargetModel:
         """Read back the files of `save`."""
-        return self._with_profile(storage.restore(folder, CPU))
+        return self._with_profile(storage.restore_model(folder, CPU))
 
     def export_onnx(self, model: TargetModel, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the model as to a single file."""
@@ -238,8 +243,8 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
 
 def _probes_of(model: TargetModel, inputs: object) -> tuple[NoiseProbe, NoiseProbe]:
     """Return the most typical sample of a batch, and the most typical few."""
-    feeds = model.signature.bind(inputs)
-    samples = model.signature.samples(feeds)
+    feeds = model.signature.bind_inputs(inputs)
+    samples = model.signature.count_samples(feeds)
     order = _rank_samples(feeds, samples)
 
     def first(count: int) -> NoiseProbe:
@@ -267,12 +272,12 @@ def _is_near(expected: Array, actual: Array, least_db: float) -> bool:
     return noise <= signal * 10 ** (-least_db / 10)
 
 
-def _integer_configs(plan: ResolvedPlan) -> dict[str, OpConfig]:
+def _select_integer_configs(plan: ResolvedPlan) -> dict[str, OpConfig]:
     """Return op → its config, for ops in integers."""
     return {op: config for op, config in plan.plan.items() if config.activation is not None}
 
 
-def _observed_ranges(
+def _map_observed_ranges(
     model: TargetModel, observations: Observations
 ) -> dict[str, Mapping[str, Range]]:
     """Return value of the graph → calibration algorithm → the observed range of its tensor."""
@@ -280,7 +285,7 @@ def _observed_ranges(
     return {value: ranges[name] for value, name in model.tensor_names.items() if name in ranges}
 
 
-def _channel_means(model: TargetModel, observations: Observations) -> dict[str, Array]:
+def _map_channel_means(model: TargetModel, observations: Observations) -> dict[str, Array]:
     """Return value of the graph → the mean of each channel, for tensors whose channels are kept."""
     channels = observations.channels
     return {
@@ -290,19 +295,19 @@ def _channel_means(model: TargetModel, observations: Observations) -> dict[str, 
     }
 
 
-def static_form(model: TargetModel) -> TargetModel:
+def make_static_form(model: TargetModel) -> TargetModel:
     """Return a model with the sizes of one example sample, if the target needs static sizes."""
-    if model.rules.shapes != "static":
+    if model.target_profile.shapes != "static":
         return model
-    example = model.signature.bind(model.signature.in_order(model.example, 1))
-    return replace(model, program=with_static_shapes(model.runs, example), given=None)
+    example = model.signature.bind_inputs(model.signature.in_order(model.example, 1))
+    return replace(model, program=with_static_shapes(model.active_graph, example), given=None)
 
 
 def save_static(model: TargetModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write the model with static sizes, and integers at its ends if so placed, to one file."""
-    static = static_form(model)
-    if model.rules.placement.io == "quantized":
-        program = static.runs.clone()
+    static = make_static_form(model)
+    if model.target_profile.placement.io == "quantized":
+        program = static.active_graph.clone()
         metadata = {**metadata, **quantize_io(program)}
         static = replace(static, program=program, given=None)
     storage.save_file(static, path, metadata)

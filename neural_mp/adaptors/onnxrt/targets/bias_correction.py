@@ -12,14 +12,14 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.edit import known_array
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import bias_of, weight_of
+from neural_mp.adaptors.onnxrt.graph.edit import require_constant_array
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import find_constant_bias, find_constant_weight
 
 #: Correction of an op in a plan.
 BIAS_CORRECTION = "bias_correction"
 
 
-def added_mean(node: ir.Node, error: Array, mean: Array | None) -> Array | None:
+def compute_added_mean(node: ir.Node, error: Array, mean: Array | None) -> Array | None:
     """Return the mean that the error of a weight adds to each output channel; None if unknown.
 
     Args:
@@ -43,8 +43,10 @@ def added_mean(node: ir.Node, error: Array, mean: Array | None) -> Array | None:
 
 def corrects_bias(node: ir.Node, means: Mapping[str, Array]) -> bool:
     """Whether the bias of an op can be corrected."""
-    weight = weight_of(node)
-    if weight is None or bias_of(node) is None:
+    weight = find_constant_weight(node)
+    if weight is None or find_constant_bias(node) is None:
         return False
     mean = means.get(str(node.inputs[0].name)) if node.inputs[0] is not None else None
-    return added_mean(node, np.zeros(known_array(weight).shape), mean) is not None
+    return (
+        compute_added_mean(node, np.zeros(require_constant_array(weight).shape), mean) is not None
+    )

@@ -13,17 +13,17 @@ import onnx_ir as ir
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_model
 
-from neural_mp.adaptors.common.signatures.input_spec import example_for
+from neural_mp.adaptors.common.signatures.input_spec import make_synthetic_example
 from neural_mp.adaptors.common.signatures.signature import Array, TensorSpec
 from neural_mp.adaptors.onnxrt.files.loading import read_file, read_signature
 from neural_mp.adaptors.onnxrt.targets.findings import Finding
 from neural_mp.adaptors.onnxrt.targets.qnn_audit import TargetAudit, audit_by_qnn
-from neural_mp.adaptors.onnxrt.targets.simulation import input_ranges, simulate
+from neural_mp.adaptors.onnxrt.targets.simulation import collect_input_ranges, simulate_file
 from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
 from neural_mp.core.plan import PLAN_KEY, PrecisionPlan
 from neural_mp.errors import DataError, MissingFrameworkError, ModelLoadError, one_line
 from neural_mp.targets import TargetProfile
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 #: Whether the rules were measured → the words for it.
 _EVIDENCE = {True: "measured with its compiler", False: "from documents, untested"}
@@ -60,13 +60,13 @@ class FileAudit:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines on the compiler's part, and on the evidence of the rules."""
-        verdict = "no finding" if self.holds else counted(len(self.findings), "finding")
+        verdict = "no finding" if self.holds else format_count(len(self.findings), "finding")
         evidence = _EVIDENCE[self.profile.is_measured]
         lines = [f"{verdict} for {self.profile.title}; its rules are {evidence}"]
         if self.compiled is None:
             return (*lines, self.not_compiled)
         lines.append(
-            f"{counted(len(self.compiled.taken), 'node')} taken, "
+            f"{format_count(len(self.compiled.taken), 'node')} taken, "
             f"{len(self.compiled.refused)} refused, in emulation; no device was used"
         )
         if self.compiled.sqnr_db is not None:
@@ -94,24 +94,24 @@ def audit_file(
         DataError: the samples lack an input.
         ConversionError: the compiler gave no result within its limit.
     """
-    model = _load(path)
-    integer_ops = _integer_ops(model)
+    model = _load_model(path)
+    integer_ops = _list_integer_ops(model)
     structure = tuple(check_structure(model, profile, integer_ops))
     if profile.provider != _EMULATED:
         reason = f"no compiler of {profile.title} runs here: only the structure was audited"
         return FileAudit(profile, structure, None, reason)
     if samples is None:
-        feeds = _random_feeds(model, count)
+        feeds = _draw_random_feeds(model, count)
     else:
-        feeds = [_feed_of(model, sample) for sample in islice(samples, count)]
+        feeds = [_make_sample_feed(model, sample) for sample in islice(samples, count)]
     try:
-        compiled = audit_by_qnn(model, profile, feeds, simulate(model, feeds), integer_ops)
+        compiled = audit_by_qnn(model, profile, feeds, simulate_file(model, feeds), integer_ops)
     except MissingFrameworkError as error:
         return FileAudit(profile, structure, None, str(error))
     return FileAudit(profile, structure, compiled, "")
 
 
-def _load(path: Path) -> onnx.ModelProto:
+def _load_model(path: Path) -> onnx.ModelProto:
     file = read_file(path.resolve() if path.is_file() else path)
     try:
         load_external_data_for_model(file.proto, str(file.folder))
@@ -122,7 +122,7 @@ def _load(path: Path) -> onnx.ModelProto:
     return file.proto
 
 
-def _integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
+def _list_integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
     """Return the ops that the plan in a file has in integers; None without a plan."""
     for entry in model.metadata_props:
         if entry.key == PLAN_KEY:
@@ -131,20 +131,22 @@ def _integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
     return None
 
 
-def _random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Array]]:
+def _draw_random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Array]]:
     """Return samples: uniform in the range of a float input; ones for a mask, else zeros."""
-    draw, ranges = np.random.default_rng(0), input_ranges(model)
+    draw, ranges = np.random.default_rng(0), collect_input_ranges(model)
 
-    def fill(port: TensorSpec, shape: Sequence[int]) -> Array:
+    def fill_port(port: TensorSpec, shape: Sequence[int]) -> Array:
         if port.dtype is None or port.dtype.kind != "f":
             return np.full(shape, "mask" in port.name.lower(), port.dtype)
         return draw.uniform(*ranges.get(port.tensor, (-1.0, 1.0)), shape).astype(port.dtype)
 
     signature = read_signature(ir.from_proto(model))
-    return [example_for(signature, fill) for _ in range(count)]
+    return [make_synthetic_example(signature, fill_port) for _ in range(count)]
 
 
-def _feed_of(model: onnx.ModelProto, sample: Array | Mapping[str, Array]) -> dict[str, Array]:
+def _make_sample_feed(
+    model: onnx.ModelProto, sample: Array | Mapping[str, Array]
+) -> dict[str, Array]:
     signature = read_signature(ir.from_proto(model))
     names = signature.input_tensors
     arrays = sample if isinstance(sample, Mapping) else dict.fromkeys(names[:1], sample)
@@ -154,6 +156,6 @@ def _feed_of(model: onnx.ModelProto, sample: Array | Mapping[str, Array]) -> dic
             f"the data must hold an array for each input of the model, and lack "
             f"{', '.join(map(repr, missing))}; they hold {', '.join(map(repr, arrays))}"
         )
-    return example_for(
+    return make_synthetic_example(
         signature, lambda port, shape: np.asarray(arrays[port.tensor], port.dtype).reshape(shape)
     )

@@ -10,10 +10,18 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.edit import constants_of, read_by, sizes_of, used_outputs
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    get_known_sizes,
+    iterate_node_constants,
+    list_used_outputs,
+    read_by,
+)
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import configs_of, multiplications
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
+    count_multiplications,
+    list_target_configs,
+)
 from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale
 from neural_mp.adaptors.onnxrt.targets.simulation import PLAIN_QDQ
 from neural_mp.core.graph import Op, OpGraph
@@ -33,18 +41,18 @@ class TargetModel(OnnxModel):
 
     profile: TargetProfile | None = None
 
-    def session(self, program: ir.Model, **settings: Any) -> Runner:
+    def create_session(self, program: ir.Model, **settings: Any) -> Runner:
         """Return a session that computes pairs of Q/DQ ops as written."""
-        return Runner(program, self.folder, self.provider, entries=PLAIN_QDQ, **settings)
+        return Runner(program, self.weights_folder, self.provider, entries=PLAIN_QDQ, **settings)
 
     @property
-    def rules(self) -> TargetProfile:
+    def target_profile(self) -> TargetProfile:
         """The rules of the target."""
         assert self.profile is not None
         return self.profile
 
     @cached_property
-    def configs(self) -> Mapping[str, tuple[OpConfig, ...]]:
+    def integer_configs(self) -> Mapping[str, tuple[OpConfig, ...]]:
         """Op → its configs in integers, the cheapest first; only ops that have one."""
         configs = self.configs_or_reasons
         return {name: own for name, own in configs.items() if isinstance(own, tuple) and own}
@@ -52,7 +60,10 @@ class TargetModel(OnnxModel):
     @cached_property
     def configs_or_reasons(self) -> Mapping[str, tuple[OpConfig, ...] | str]:
         """Op → its configs in integers, or why the op stays in float."""
-        return {name: configs_of(n, self.rules) for name, n in self.structure.nodes.items()}
+        return {
+            name: list_target_configs(n, self.target_profile)
+            for name, n in self.structure.nodes.items()
+        }
 
     @cached_property
     def tensor_names(self) -> Mapping[str, str]:
@@ -60,13 +71,13 @@ class TargetModel(OnnxModel):
         return {str(value.name): name for value, name in self.structure.names.items()}
 
 
-def capabilities_of(model: TargetModel) -> dict[str, Capability]:
+def build_op_capabilities(model: TargetModel) -> dict[str, Capability]:
     """Return the capability of every op: its configs on the target, or why it stays in float."""
     capabilities = dict[str, Capability]()
-    title = model.rules.title
+    title = model.target_profile.title
     others: dict[Precision, str] = dict.fromkeys(_NOT_OFFERED, f"not offered for {title}")
     for name, node in model.structure.nodes.items():
-        own = model.configs.get(name)
+        own = model.integer_configs.get(name)
         if own is not None:
             missing = {*_INTEGERS} - {config.precision for config in own}
             reasons = {
@@ -74,7 +85,7 @@ def capabilities_of(model: TargetModel) -> dict[str, Capability]:
             }
             capabilities[name] = Capability((*own, FP32), {**others, **reasons})
             continue
-        moves = node.op_type in model.rules.same_scale
+        moves = node.op_type in model.target_profile.same_scale
         text = MOVES if moves else str(model.configs_or_reasons[name])
         capabilities[name] = Capability(reasons={**others, **dict.fromkeys(_INTEGERS, text)})
     for name in model.structure.parts:
@@ -91,15 +102,15 @@ _NOT_OFFERED = tuple(p for p in Precision if p not in (*_INTEGERS, Precision.FP3
 def build_graph(model: TargetModel) -> OpGraph:
     """Return every node with its edges: no op is fused into another."""
     structure = model.structure
-    are_stored = model.rules.placement.outputs == "always"
+    are_stored = model.target_profile.placement.outputs == "always"
     ops = [
         Op(
             name,
             node.op_type,
             tuple(dict.fromkeys(structure.names[v] for v in read_by(node) if v in structure.names)),
-            weights=sum(constant.size for constant in constants_of(node)),
-            moves_integers=are_stored and keeps_scale(node, model.rules),
-            shape=sizes_of(node.outputs[0]) if node.outputs else None,
+            weights=sum(constant.size for constant in iterate_node_constants(node)),
+            moves_integers=are_stored and keeps_scale(node, model.target_profile),
+            shape=get_known_sizes(node.outputs[0]) if node.outputs else None,
         )
         for name, node in structure.nodes.items()
     ]
@@ -109,13 +120,13 @@ def build_graph(model: TargetModel) -> OpGraph:
     return OpGraph(ops, [*model.signature.input_tensors, *step_inputs], sorted(outputs))
 
 
-def work_of(static: ir.Model, samples: int) -> tuple[dict[str, float], dict[str, float]]:
+def count_op_work(static: ir.Model, samples: int) -> tuple[dict[str, float], dict[str, float]]:
     """Return op → multiplications, and op → written elements, per sample of a static graph."""
     macs, elements = dict[str, float](), dict[str, float]()
     for node in static.graph:
         name = str(node.name)
-        macs[name] = multiplications(node) / samples
-        shapes = (value.shape for value in used_outputs(node))
+        macs[name] = count_multiplications(node) / samples
+        shapes = (value.shape for value in list_used_outputs(node))
         sizes = (s.numpy() for s in shapes if s is not None and s.is_static())
         elements[name] = sum(map(math.prod, sizes)) / samples
     return macs, elements

@@ -10,8 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, used_outputs
-from neural_mp.adaptors.onnxrt.kernels.ops import dequantizes, quantizes, weight_axes
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    get_constant_array,
+    get_node_input,
+    list_used_outputs,
+)
+from neural_mp.adaptors.onnxrt.kernels.ops import get_weight_axes, is_dequantize, is_quantize
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter
 from neural_mp.targets import TargetProfile
 
@@ -37,17 +41,17 @@ class Pair:
     zero_point: Array | None
 
     @classmethod
-    def of(cls, node: ir.Node) -> Pair:
+    def from_node(cls, node: ir.Node) -> Pair:
         """Return the parameters of a QuantizeLinear or DequantizeLinear."""
-        zero = input_of(node, 2)
+        zero = get_node_input(node, 2)
         dtype = zero.dtype if zero is not None else None
-        if dtype is None and dequantizes(node) and node.inputs[0] is not None:
+        if dtype is None and is_dequantize(node) and node.inputs[0] is not None:
             dtype = node.inputs[0].dtype
-        elif dtype is None and quantizes(node):
+        elif dtype is None and is_quantize(node):
             dtype = ir.DataType(node.attributes.get_int("output_dtype", 0) or ir.DataType.UINT8)
-        zeros = np.zeros((), np.int64) if zero is None else array_of(zero)
+        zeros = np.zeros((), np.int64) if zero is None else get_constant_array(zero)
         zeros = None if zeros is None else zeros.astype(np.int64)
-        return cls(node, dtype, array_of(input_of(node, 1)), zeros)
+        return cls(node, dtype, get_constant_array(get_node_input(node, 1)), zeros)
 
     @property
     def is_per_tensor(self) -> bool:
@@ -55,7 +59,7 @@ class Pair:
         return self.scale is not None and self.scale.size == 1
 
     @property
-    def number(self) -> float:
+    def first_scale(self) -> float:
         """The scale of an op with one; the first of several."""
         return float("nan") if self.scale is None else float(self.scale.reshape(-1)[0])
 
@@ -64,7 +68,7 @@ class Pair:
         """Whether scales belong to blocks of an axis."""
         return bool(self.node.attributes.get_int("block_size", 0))
 
-    def equals(self, pair: Pair) -> bool:
+    def equals_pair(self, pair: Pair) -> bool:
         """Whether another op has the same type, scales and zero points."""
         if self.scale is None or pair.scale is None or self.dtype is not pair.dtype:
             return False
@@ -76,10 +80,10 @@ class Pair:
         )
 
     @property
-    def words(self) -> str:
+    def as_text(self) -> str:
         """Type, scale and zero point as text."""
         zero = "computed" if self.zero_point is None else self.zero_point.reshape(-1)[0]
-        return f"{type_name(self.dtype)}, scale {self.number:.6g}, zero point {zero}"
+        return f"{format_type_name(self.dtype)}, scale {self.first_scale:.6g}, zero point {zero}"
 
 
 @dataclass(frozen=True)
@@ -102,25 +106,25 @@ class Operand:
     is_rounded: bool
 
     @classmethod
-    def of(cls, node: ir.Node, position: int) -> Operand | None:
+    def from_node(cls, node: ir.Node, position: int) -> Operand | None:
         """Return the operand at a position; None for an omitted input, or one without floats."""
-        value = input_of(node, position)
+        value = get_node_input(node, position)
         if value is None or is_parameter(node, position):
             return None
         producer = value.producer()
-        if producer is None or not dequantizes(producer):
+        if producer is None or not is_dequantize(producer):
             constant = value if value.const_value is not None else None
             is_float = value.dtype in _FLOATS
             return cls(position, value, None, constant, False) if is_float else None
         source = producer.inputs[0]
         rounding = None if source is None else source.producer()
         is_rounded = False
-        if rounding is not None and quantizes(rounding):
+        if rounding is not None and is_quantize(rounding):
             first = rounding.inputs[0]
             is_rounded = first is not None and first.const_value is not None
             source = first if is_rounded else source
         constant = source if source is not None and source.const_value is not None else None
-        return cls(position, value, Pair.of(producer), constant, is_rounded)
+        return cls(position, value, Pair.from_node(producer), constant, is_rounded)
 
 
 @dataclass(frozen=True)
@@ -158,20 +162,20 @@ class QdqOp:
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """The float inputs."""
-        read = (Operand.of(self.node, position) for position in range(len(self.node.inputs)))
+        read = (Operand.from_node(self.node, position) for position in range(len(self.node.inputs)))
         return tuple(operand for operand in read if operand is not None)
 
     @cached_property
     def weight(self) -> Operand | None:
         """The constant weight."""
-        return self._constant_at(_WEIGHT)
+        return self._find_constant_at(_WEIGHT)
 
     @cached_property
     def bias(self) -> Operand | None:
         """The constant bias."""
-        return self._constant_at(_BIAS)
+        return self._find_constant_at(_BIAS)
 
-    def _constant_at(self, position: int) -> Operand | None:
+    def _find_constant_at(self, position: int) -> Operand | None:
         if not self.has_weight:
             return None
         candidates = (o for o in self.operands if o.position == position and o.constant is not None)
@@ -186,11 +190,13 @@ class QdqOp:
     def results(self) -> tuple[Result, ...]:
         """The float results that are read."""
         return tuple(
-            _result_of(value) for value in used_outputs(self.node) if value.dtype in _FLOATS
+            _make_op_result(value)
+            for value in list_used_outputs(self.node)
+            if value.dtype in _FLOATS
         )
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
+    def surrounding_pairs(self) -> tuple[Pair, ...]:
         """The ops around: each DequantizeLinear of activations, each QuantizeLinear of results."""
         read = [operand.pair for operand in self.activations if operand.pair is not None]
         return (*read, *(pair for result in self.results for pair in result.pairs))
@@ -198,25 +204,25 @@ class QdqOp:
     @property
     def channel_axis(self) -> int:
         """The axis of the output channels in the weight."""
-        array = None if self.weight is None else array_of(self.weight.constant)
+        array = None if self.weight is None else get_constant_array(self.weight.constant)
         if self.node.op_type == "MatMul" and array is not None:
             return array.ndim - 1
-        return weight_axes(self.node)[0]
+        return get_weight_axes(self.node)[0]
 
 
-def _result_of(value: ir.Value) -> Result:
+def _make_op_result(value: ir.Value) -> Result:
     readers = [use.node for use in value.uses()]
-    pairs = tuple(Pair.of(node) for node in readers if quantizes(node))
+    pairs = tuple(Pair.from_node(node) for node in readers if is_quantize(node))
     return Result(value, pairs, len(pairs) == len(readers) and not value.is_graph_output())
 
 
-def ops_of(program: ir.Model, profile: TargetProfile) -> Iterator[QdqOp]:
+def iterate_float_ops(program: ir.Model, profile: TargetProfile) -> Iterator[QdqOp]:
     """Yield the ops of a graph, without QuantizeLinear, DequantizeLinear and nested graphs."""
     for node in program.graph:
-        if not quantizes(node) and not dequantizes(node) and node.op_type != "Constant":
+        if not is_quantize(node) and not is_dequantize(node) and node.op_type != "Constant":
             yield QdqOp(node, node.op_type in profile.ops and not node.domain)
 
 
-def type_name(dtype: ir.DataType | None) -> str:
+def format_type_name(dtype: ir.DataType | None) -> str:
     """Return the name of a type as in profiles."""
     return "an unknown type" if dtype is None else dtype.name.lower()

@@ -14,21 +14,26 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, is_float32, known_array, used_outputs
-from neural_mp.adaptors.onnxrt.targets.bias_correction import BIAS_CORRECTION, added_mean
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    GraphNames,
+    is_float32,
+    list_used_outputs,
+    require_constant_array,
+)
+from neural_mp.adaptors.onnxrt.targets.bias_correction import BIAS_CORRECTION, compute_added_mean
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     Grid,
-    activation_grid,
-    fixed_grid,
-    weight_grid,
+    make_activation_grid,
+    make_fixed_grid,
+    make_weight_grid,
 )
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
-    bias_of,
-    channel_axis,
+    find_channel_axis,
+    find_constant_bias,
+    find_constant_weight,
     is_parameter,
-    weight_of,
 )
-from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale, moved_operands
+from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale, list_moved_operands
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
@@ -62,7 +67,7 @@ def write_qdq(
     written = program.clone()
     writer = _Writer(written.graph, configs, ranges, profile, means)
     for node in list(written.graph):
-        writer.write(node)
+        writer.write_node(node)
     writer.store_outputs()
     outputs = set(written.graph.outputs)
     for name, value in list(written.graph.initializers.items()):
@@ -98,19 +103,19 @@ class _Writer:
     def __post_init__(self) -> None:
         self._names = GraphNames(self.graph)
 
-    def write(self, node: ir.Node) -> None:
+    def write_node(self, node: ir.Node) -> None:
         """Rewrite one node of the float graph."""
         config = self.configs.get(str(node.name))
         if keeps_scale(node, self.profile) and any(v in self._stored for v in node.inputs if v):
-            self._move(node)
+            self._move_integers(node)
         elif config is not None and config.activation is not None:
-            self._compute(node, config, config.activation.dtype)
+            self._compute_op(node, config, config.activation.dtype)
         else:
             self._read_floats(node)
 
-    def _move(self, node: ir.Node) -> None:
+    def _move_integers(self, node: ir.Node) -> None:
         """Move integers, all in the widest type among them."""
-        moved = [(position, node.inputs[position]) for position in moved_operands(node)]
+        moved = [(position, node.inputs[position]) for position in list_moved_operands(node)]
         values = [value for _, value in moved if value in self._stored]
         if not values:
             self._read_floats(node)
@@ -119,22 +124,24 @@ class _Writer:
         for position, value in moved:
             assert value is not None
             if value.const_value is None:
-                operand, _ = self._operand(value, first.dtype, node)
+                operand, _ = self._quantize_operand(value, first.dtype, node)
             else:
                 name = f"{node.name}/{value.name}/{first.dtype}"
-                stored = self._names.constant(name, first.quantize(known_array(value)))
-                operand = self._dequantize(stored, first, name, node)
+                stored = self._names.add_constant(
+                    name, first.quantize_values(require_constant_array(value))
+                )
+                operand = self._insert_dequantize(stored, first, name, node)
             node.replace_input_with(position, operand)
-        for result in used_outputs(node):
-            self._store(node, result, first)
+        for result in list_used_outputs(node):
+            self._store_result(node, result, first)
 
     def _read_floats(self, node: ir.Node) -> None:
         for position, value in enumerate(node.inputs):
             if value is not None and value in self._stored:
-                node.replace_input_with(position, self._float_of(value, node))
+                node.replace_input_with(position, self._get_float_form(value, node))
 
-    def _compute(self, node: ir.Node, config: OpConfig, dtype: QuantDType) -> None:
-        weight, bias, data = weight_of(node), bias_of(node), node.inputs[0]
+    def _compute_op(self, node: ir.Node, config: OpConfig, dtype: QuantDType) -> None:
+        weight, bias, data = find_constant_weight(node), find_constant_bias(node), node.inputs[0]
         grids: dict[int, Grid] = {}
         fused = self._fused_operand(node)
         for position, value in enumerate(node.inputs):
@@ -149,21 +156,23 @@ class _Writer:
             if is_parameter(node, position):
                 continue
             if value.const_value is None:
-                operand, grids[position] = self._operand(value, dtype, node)
+                operand, grids[position] = self._quantize_operand(value, dtype, node)
             else:
-                operand, grids[position] = self._constant_operand(value, dtype, node)
+                operand, grids[position] = self._quantize_constant_operand(value, dtype, node)
             node.replace_input_with(position, operand)
         if weight is not None and config.weight is not None:
             scale = float(grids[0].scale)
             grid = self._replace_weight(node, weight, config, scale)
             if bias is not None and BIAS_CORRECTION in config.corrections:
-                error = grid.dequantize(grid.quantize(known_array(weight))) - known_array(weight)
+                error = grid.dequantize_integers(
+                    grid.quantize_values(require_constant_array(weight))
+                ) - require_constant_array(weight)
                 bias = self._correct_bias(node, bias, data, error)
             if bias is not None:
                 self._replace_bias(node, bias, scale * grid.scale.astype(np.float64))
         if self.profile.placement.outputs == "always":
-            for result in used_outputs(node):
-                self._store(node, result, self._output_grid(node, result, dtype))
+            for result in list_used_outputs(node):
+                self._store_result(node, result, self._choose_output_grid(node, result, dtype))
 
     def _fused_operand(self, node: ir.Node) -> int | None:
         """Return the position of an operand that the compiler fuses the op into; None for others.
@@ -183,7 +192,7 @@ class _Writer:
 
     # Activations
 
-    def _range_of(self, value: ir.Value) -> Range:
+    def _get_observed_range(self, value: ir.Value) -> Range:
         try:
             return self.ranges[str(value.name)]
         except KeyError:
@@ -192,40 +201,47 @@ class _Writer:
                 f"calibrate first, or give a plan file with observations"
             ) from None
 
-    def _grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
+    def _activation_grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
         rules = self.profile.activation
         is_power = rules.scale == "power_of_two"
-        return activation_grid(*self._range_of(value), dtype, rules.scheme, is_power)
+        return make_activation_grid(*self._get_observed_range(value), dtype, rules.scheme, is_power)
 
-    def _output_grid(self, node: ir.Node, value: ir.Value, dtype: QuantDType) -> Grid:
+    def _choose_output_grid(self, node: ir.Node, value: ir.Value, dtype: QuantDType) -> Grid:
         fixed = self.profile.fixed.get(node.op_type, {}).get(dtype)
-        return self._grid(value, dtype) if fixed is None else fixed_grid(*fixed, dtype)
+        return (
+            self._activation_grid(value, dtype) if fixed is None else make_fixed_grid(*fixed, dtype)
+        )
 
-    def _operand(self, value: ir.Value, dtype: QuantDType, node: ir.Node) -> tuple[ir.Value, Grid]:
+    def _quantize_operand(
+        self, value: ir.Value, dtype: QuantDType, node: ir.Node
+    ) -> tuple[ir.Value, Grid]:
         """Return the dequantized form of a computed value in a storage type, and its grid."""
         stored = self._stored.get(value)
         if stored is not None and stored.grid.dtype is dtype:
-            return self._float_of(value, node), stored.grid
+            return self._get_float_form(value, node), stored.grid
         key = (value, dtype)
         if key not in self._read:
-            source = value if stored is None else self._float_of(value, node)
-            grid = self._grid(value, dtype)
-            integers = self._quantize(source, grid, f"{value.name}/{dtype}", node)
-            self._read[key] = self._dequantize(integers, grid, f"{value.name}/{dtype}", node), grid
+            source = value if stored is None else self._get_float_form(value, node)
+            grid = self._activation_grid(value, dtype)
+            integers = self._insert_quantize(source, grid, f"{value.name}/{dtype}", node)
+            self._read[key] = (
+                self._insert_dequantize(integers, grid, f"{value.name}/{dtype}", node),
+                grid,
+            )
         return self._read[key]
 
-    def _float_of(self, value: ir.Value, node: ir.Node) -> ir.Value:
+    def _get_float_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
         key = (value, None)
         if key not in self._read:
             stored = self._stored[value]
             name = f"{value.name}/{stored.grid.dtype}"
-            plain = self._dequantize(stored.integers, stored.grid, name, node)
+            plain = self._insert_dequantize(stored.integers, stored.grid, name, node)
             self._read[key] = plain, stored.grid
         return self._read[key][0]
 
-    def _store(self, node: ir.Node, value: ir.Value, grid: Grid) -> None:
+    def _store_result(self, node: ir.Node, value: ir.Value, grid: Grid) -> None:
         name = f"{value.name}/{grid.dtype}"
-        integers = self._quantize(value, grid, name, node, after=True)
+        integers = self._insert_quantize(value, grid, name, node, after=True)
         self._stored[value] = _Stored(integers, grid)
 
     def store_outputs(self) -> None:
@@ -235,15 +251,15 @@ class _Writer:
             if stored is None:
                 continue
             name, shape, kind = value.name, value.shape, value.type
-            value.name = self._names.new(f"{name}/float")
-            scale, zero = self._parameters(stored.grid, f"{name}/{stored.grid.dtype}")
+            value.name = self._names.reserve_name(f"{name}/float")
+            scale, zero = self._shared_parameters(stored.grid, f"{name}/{stored.grid.dtype}")
             result = ir.val(name, shape=shape, type=kind)
             self.graph.append(
                 ir.node(
                     "DequantizeLinear",
                     [stored.integers, scale, zero],
                     outputs=[result],
-                    name=self._names.new(f"{name}/output"),
+                    name=self._names.reserve_name(f"{name}/output"),
                 )
             )
             self.dequantized += 1
@@ -255,19 +271,19 @@ class _Writer:
         self, node: ir.Node, weight: ir.Value, config: OpConfig, data_scale: float
     ) -> Grid:
         assert config.weight is not None
-        spec, values = config.weight, known_array(weight)
+        spec, values = config.weight, require_constant_array(weight)
         by_channel = spec.granularity is Granularity.PER_CHANNEL
-        axis = channel_axis(node) if by_channel else None
+        axis = find_channel_axis(node) if by_channel else None
         least = self._least_weight_scale(node, axis, data_scale)
         is_power = self.profile.weight.scale == "power_of_two"
-        grid = weight_grid(values, spec.dtype, axis, is_power, least)
+        grid = make_weight_grid(values, spec.dtype, axis, is_power, least)
         position = list(node.inputs).index(weight)
         name = f"{node.name}/{weight.name}/{spec.dtype}"
         if self.profile.placement.weights == "qdq":
-            integers = self._quantize(weight, grid, name, node)
+            integers = self._insert_quantize(weight, grid, name, node)
         else:
-            integers = self._names.constant(name, grid.quantize(values))
-        node.replace_input_with(position, self._dequantize(integers, grid, name, node))
+            integers = self._names.add_constant(name, grid.quantize_values(values))
+        node.replace_input_with(position, self._insert_dequantize(integers, grid, name, node))
         return grid
 
     def _least_weight_scale(
@@ -277,10 +293,10 @@ class _Writer:
 
         Activations of 16 bits and a channel of tiny weights would exceed int32.
         """
-        bias = bias_of(node)
+        bias = find_constant_bias(node)
         if bias is None or self.profile.bias != "int32":
             return 0.0
-        least = np.abs(known_array(bias).astype(np.float64)) / (data_scale * _MAX_BIAS)
+        least = np.abs(require_constant_array(bias).astype(np.float64)) / (data_scale * _MAX_BIAS)
         return least.ravel() if axis is not None else float(least.max(initial=0.0))
 
     def _correct_bias(
@@ -288,14 +304,14 @@ class _Writer:
     ) -> ir.Value:
         """Replace a bias by a constant without the mean that the error of the weight adds."""
         mean = None if data is None else self.means.get(str(data.name))
-        added = added_mean(node, error, mean)
+        added = compute_added_mean(node, error, mean)
         if added is None:
             raise PlanError(
                 f"correction {BIAS_CORRECTION!r} of op {node.name!r} requires channel statistics "
                 f"of its input; calibrate again, or remove the correction"
             )
-        values = (known_array(bias) - added).astype(np.float32)
-        corrected = self._names.constant(f"{bias.name}/corrected", values)
+        values = (require_constant_array(bias) - added).astype(np.float32)
+        corrected = self._names.add_constant(f"{bias.name}/corrected", values)
         node.replace_input_with(list(node.inputs).index(bias), corrected)
         return corrected
 
@@ -303,51 +319,51 @@ class _Writer:
         """Replace a bias by integers, in units of the `product` of the scales."""
         if self.profile.bias == "float":
             return
-        values, name = known_array(bias), f"{node.name}/{bias.name}"
+        values, name = require_constant_array(bias), f"{node.name}/{bias.name}"
         values = values.reshape(values.shape[-1:])  # of one row, which is added to all
         if self.profile.bias == "int32":
             info = np.iinfo(np.int32)
             steps = np.clip(np.rint(values / product), info.min, info.max).astype(np.int32)
             scale = product.astype(np.float32)
             zero, axis = np.zeros(scale.shape, np.int32), 0 if scale.ndim else None
-            integers = self._names.constant(f"{name}/int32", steps)
+            integers = self._names.add_constant(f"{name}/int32", steps)
             parts = [
-                self._names.constant(f"{name}/int32/scale", scale),
-                self._names.constant(f"{name}/int32/zero", zero),
+                self._names.add_constant(f"{name}/int32/scale", scale),
+                self._names.add_constant(f"{name}/int32/zero", zero),
             ]
-            plain = self._dequantize_by(integers, parts, axis, f"{name}/int32", node)
+            plain = self._insert_dequantize_by(integers, parts, axis, f"{name}/int32", node)
         else:
             is_power = self.profile.weight.scale == "power_of_two"
-            grid = weight_grid(values, QuantDType.INT8, None, is_power)
-            integers = self._names.constant(f"{name}/int8", grid.quantize(values))
-            plain = self._dequantize(integers, grid, f"{name}/int8", node)
+            grid = make_weight_grid(values, QuantDType.INT8, None, is_power)
+            integers = self._names.add_constant(f"{name}/int8", grid.quantize_values(values))
+            plain = self._insert_dequantize(integers, grid, f"{name}/int8", node)
         node.replace_input_with(list(node.inputs).index(bias), plain)
 
-    def _constant_operand(
+    def _quantize_constant_operand(
         self, value: ir.Value, dtype: QuantDType, node: ir.Node
     ) -> tuple[ir.Value, Grid]:
         """Return a constant operand in the storage type of the activations, and its grid."""
-        values, rules = known_array(value), self.profile.activation
+        values, rules = require_constant_array(value), self.profile.activation
         low, high = float(values.min(initial=0)), float(values.max(initial=0))
-        grid = activation_grid(low, high, dtype, rules.scheme, rules.scale == "power_of_two")
+        grid = make_activation_grid(low, high, dtype, rules.scheme, rules.scale == "power_of_two")
         name = f"{node.name}/{value.name}/{dtype}"
-        integers = self._names.constant(name, grid.quantize(values))
-        return self._dequantize(integers, grid, name, node), grid
+        integers = self._names.add_constant(name, grid.quantize_values(values))
+        return self._insert_dequantize(integers, grid, name, node), grid
 
     # Nodes
 
-    def _parameters(self, grid: Grid, name: str) -> tuple[ir.Value, ir.Value]:
+    def _shared_parameters(self, grid: Grid, name: str) -> tuple[ir.Value, ir.Value]:
         """Return the scale and zero point of a tensor, which its Q and DQ share."""
         if name not in self._shared:
-            scale = self._names.constant(f"{name}/scale", grid.scale)
-            self._shared[name] = scale, self._names.constant(f"{name}/zero", grid.zero_point)
+            scale = self._names.add_constant(f"{name}/scale", grid.scale)
+            self._shared[name] = scale, self._names.add_constant(f"{name}/zero", grid.zero_point)
         return self._shared[name]
 
-    def _quantize(
+    def _insert_quantize(
         self, value: ir.Value, grid: Grid, name: str, node: ir.Node, after: bool = False
     ) -> ir.Value:
-        parts = self._parameters(grid, name)
-        added = self._node("QuantizeLinear", [value, *parts], grid.axis, name)
+        parts = self._shared_parameters(grid, name)
+        added = self._create_node("QuantizeLinear", [value, *parts], grid.axis, name)
         if after:
             self.graph.insert_after(node, added)
         else:
@@ -355,10 +371,14 @@ class _Writer:
         self.quantized += 1
         return added.outputs[0]
 
-    def _dequantize(self, integers: ir.Value, grid: Grid, name: str, node: ir.Node) -> ir.Value:
-        return self._dequantize_by(integers, self._parameters(grid, name), grid.axis, name, node)
+    def _insert_dequantize(
+        self, integers: ir.Value, grid: Grid, name: str, node: ir.Node
+    ) -> ir.Value:
+        return self._insert_dequantize_by(
+            integers, self._shared_parameters(grid, name), grid.axis, name, node
+        )
 
-    def _dequantize_by(
+    def _insert_dequantize_by(
         self,
         integers: ir.Value,
         parts: tuple[ir.Value, ir.Value] | list[ir.Value],
@@ -366,14 +386,16 @@ class _Writer:
         name: str,
         node: ir.Node,
     ) -> ir.Value:
-        added = self._node("DequantizeLinear", [integers, *parts], axis, name)
+        added = self._create_node("DequantizeLinear", [integers, *parts], axis, name)
         self.graph.insert_before(node, added)
         self.dequantized += 1
         return added.outputs[0]
 
-    def _node(self, op_type: str, inputs: list[ir.Value], axis: int | None, name: str) -> ir.Node:
+    def _create_node(
+        self, op_type: str, inputs: list[ir.Value], axis: int | None, name: str
+    ) -> ir.Node:
         attributes = {} if axis is None else {"axis": axis}
         ending = "quantized" if op_type == "QuantizeLinear" else "float"
-        result = ir.val(self._names.new(f"{name}/{ending}"))
-        node_name = self._names.new(f"{name}/{op_type}")
+        result = ir.val(self._names.reserve_name(f"{name}/{ending}"))
+        node_name = self._names.reserve_name(f"{name}/{op_type}")
         return ir.node(op_type, inputs, attributes, outputs=[result], name=node_name)

@@ -26,14 +26,14 @@ import onnxruntime as ort
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
 from neural_mp.adaptors.onnxrt.graph.sessions import MESSAGE_LIMIT, PLAIN, Runner
-from neural_mp.adaptors.onnxrt.kernels.ops import dequantizes
+from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize
 from neural_mp.adaptors.onnxrt.targets.findings import Finding, Rule
-from neural_mp.adaptors.onnxrt.targets.qdq_structure import QdqOp, Result, ops_of
+from neural_mp.adaptors.onnxrt.targets.qdq_structure import QdqOp, Result, iterate_float_ops
 from neural_mp.adaptors.onnxrt.targets.qnn_kernels import (
     CompiledGraph,
     KernelRow,
-    onnx_name,
     read_graphs,
+    recover_onnx_name,
 )
 from neural_mp.adaptors.onnxrt.targets.qnn_worker import (
     ASSIGNED,
@@ -51,9 +51,9 @@ from neural_mp.adaptors.onnxrt.targets.qnn_worker import (
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.io.readers import read_json
 from neural_mp.targets import TargetProfile
-from neural_mp.util.noise import decibels, noise_and_signal
+from neural_mp.util.noise import noise_and_signal, nsr_to_decibels
 from neural_mp.util.optional_packages import install_command
-from neural_mp.util.system.processes import python_command
+from neural_mp.util.system.processes import make_python_command
 from neural_mp.util.validators import list_of, mapping_of, record, string, tuple_of
 
 #: Least agreement of emulated and simulated outputs: noise of a tenth of the amplitude.
@@ -144,25 +144,25 @@ def audit_by_qnn(
         MissingFrameworkError: the package onnxruntime-qnn is not installed.
         ConversionError: there is no result within the limit.
     """
-    ops = _ops_in(model, profile)
+    ops = _list_float_ops(model, profile)
     job = _run_worker(
         model, profile.options, samples, max_seconds, frozenset(op.name for op in ops)
     )
     findings = [*_find_refusals(job), *_find_floats(job.graph, ops, profile, integer_ops)]
     sqnr_db = None
     if simulated is not None and job.outputs:
-        sqnr_db, output = _lowest_sqnr(simulated, job.outputs)
+        sqnr_db, output = _find_lowest_sqnr(simulated, job.outputs)
         if sqnr_db < MIN_SQNR_DB:
-            worst = _worst_sample(simulated, job.outputs)
+            worst = _find_worst_sample(simulated, job.outputs)
             deviation = find_first_deviation(
                 model, profile, samples[worst], max_seconds=max_seconds
             )
-            findings.append(_noise_finding(output, sqnr_db, deviation))
+            findings.append(_make_noise_finding(output, sqnr_db, deviation))
     return TargetAudit(
         findings=tuple(findings),
         taken=job.taken,
         refused=job.refused,
-        kernels=job.graph.table,
+        kernels=job.graph.kernel_rows,
         sqnr_db=sqnr_db,
         outputs=job.outputs,
     )
@@ -194,7 +194,7 @@ def find_first_deviation(
     simulate = Runner(ir.from_proto(watched), None, level=PLAIN)
     reference = simulate(sample, list(tensors))
     for (tensor, op), expected in zip(tensors.items(), reference, strict=True):
-        sqnr_db = _sqnr_db([expected], [job.outputs[0][tensor]])
+        sqnr_db = _compute_sqnr_db([expected], [job.outputs[0][tensor]])
         if sqnr_db < min_sqnr_db:
             return Deviation(op.name, op.node.op_type, tensor, sqnr_db)
     return None
@@ -248,7 +248,7 @@ def _run_worker(
         with (folder / "log").open("w+b") as log:
             try:
                 subprocess.run(
-                    python_command(_WORKER, str(folder)),
+                    make_python_command(_WORKER, str(folder)),
                     stdout=log,
                     stderr=log,
                     timeout=max_seconds,
@@ -289,7 +289,7 @@ def _read_job(folder: Path, model: onnx.ModelProto, log: str, ops: frozenset[str
     report = read_json(folder / REPORT, _REPORT, ConversionError)
     names = {node.name for node in model.graph.node}
     nodes = {
-        provider: [(onnx_name(name, names), kind) for kind, name in assigned]
+        provider: [(recover_onnx_name(name, names), kind) for kind, name in assigned]
         for provider, assigned in report[ASSIGNED].items()
     }
     accepted = [node for node in nodes.pop(PROVIDER, []) if node[0] in names]
@@ -346,7 +346,7 @@ def _find_floats(
             yield Finding(op.name, op.node.op_type, Rule.FLOAT_KERNEL, message)
 
 
-def _noise_finding(output: str, sqnr_db: float, deviation: Deviation | None) -> Finding:
+def _make_noise_finding(output: str, sqnr_db: float, deviation: Deviation | None) -> Finding:
     cause = "no op alone differs that much"
     if deviation is not None:
         cause = (
@@ -362,10 +362,10 @@ def _noise_finding(output: str, sqnr_db: float, deviation: Deviation | None) -> 
     )
 
 
-def _ops_in(model: onnx.ModelProto, profile: TargetProfile) -> list[QdqOp]:
+def _list_float_ops(model: onnx.ModelProto, profile: TargetProfile) -> list[QdqOp]:
     program = ir.from_proto(model)
     infer_shapes(program)
-    return list(ops_of(program, profile))
+    return list(iterate_float_ops(program, profile))
 
 
 def _is_ringed(op: QdqOp, profile: TargetProfile) -> bool:
@@ -384,8 +384,8 @@ def _watch_results(model: onnx.ModelProto, profile: TargetProfile) -> dict[str, 
     """Add the results of ops to the outputs; return tensor → op, in the order of the file."""
     outputs = {value.name for value in model.graph.output}
     tensors: dict[str, QdqOp] = {}
-    for op in _ops_in(model, profile):
-        for value in filter(None, map(_float_form, op.results)):
+    for op in _list_float_ops(model, profile):
+        for value in filter(None, map(_find_float_form, op.results)):
             name = str(value.name)
             tensors.setdefault(name, op)
             if name not in outputs:
@@ -395,32 +395,35 @@ def _watch_results(model: onnx.ModelProto, profile: TargetProfile) -> dict[str, 
     return tensors
 
 
-def _float_form(result: Result) -> ir.Value | None:
+def _find_float_form(result: Result) -> ir.Value | None:
     """Return the tensor that holds a result as floats, without a change to its op."""
     if not result.pairs:
         return result.value
     integers = result.pairs[0].node.outputs[0]
-    readers = (use.node for use in integers.uses() if dequantizes(use.node))
+    readers = (use.node for use in integers.uses() if is_dequantize(use.node))
     return next((reader.outputs[0] for reader in readers), None)
 
 
-def _lowest_sqnr(simulated: Samples, emulated: Samples) -> tuple[float, str]:
+def _find_lowest_sqnr(simulated: Samples, emulated: Samples) -> tuple[float, str]:
     """Return the lowest SQNR of an output over all samples, and the output."""
     return min(
-        (_sqnr_db([item[name] for item in simulated], [item[name] for item in emulated]), name)
+        (
+            _compute_sqnr_db([item[name] for item in simulated], [item[name] for item in emulated]),
+            name,
+        )
         for name in emulated[0]
     )
 
 
-def _worst_sample(simulated: Samples, emulated: Samples) -> int:
-    levels = [_lowest_sqnr([s], [e])[0] for s, e in zip(simulated, emulated, strict=True)]
+def _find_worst_sample(simulated: Samples, emulated: Samples) -> int:
+    levels = [_find_lowest_sqnr([s], [e])[0] for s, e in zip(simulated, emulated, strict=True)]
     return levels.index(min(levels))
 
 
-def _sqnr_db(expected: Sequence[Array], actual: Sequence[Array]) -> float:
+def _compute_sqnr_db(expected: Sequence[Array], actual: Sequence[Array]) -> float:
     """Return the SQNR of all arrays in dB; -inf if one side alone is not finite somewhere."""
     sums = [noise_and_signal(pair[0], pair[1]) for pair in zip(expected, actual, strict=True)]
     noise, signal = (sum(numbers) for numbers in zip(*sums, strict=True))
     if not signal:
         return -math.inf if noise else math.inf
-    return decibels(noise / signal)
+    return nsr_to_decibels(noise / signal)

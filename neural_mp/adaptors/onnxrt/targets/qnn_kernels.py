@@ -113,7 +113,7 @@ class CompiledGraph:
     float_tensors: frozenset[str]
 
     @property
-    def table(self) -> tuple[KernelRow, ...]:
+    def kernel_rows(self) -> tuple[KernelRow, ...]:
         """The kernels by kind and types, the most frequent first."""
         counts = Counter(
             (kernel.kind, f"{','.join(kernel.inputs)}→{','.join(kernel.outputs)}")
@@ -127,7 +127,7 @@ class CompiledGraph:
         return frozenset(op for kernel in self.kernels if kernel.is_float for op in kernel.ops)
 
 
-def onnx_name(name: str, names: Collection[str]) -> str:
+def recover_onnx_name(name: str, names: Collection[str]) -> str:
     """Return the name of a node in a file from that in ONNX Runtime's optimized graph.
 
     `names` are those of the file; the name of an added node is returned as it is.
@@ -161,13 +161,15 @@ def read_graphs(folder: Path, ops: frozenset[str]) -> CompiledGraph:
         }
         tensors.update(name for name, kind in types.items() if kind in _FLOATS)
         for name, node in graph["nodes"].items():
-            own = onnx_name(name, ops)
+            own = recover_onnx_name(name, ops)
             computed = sources.get(name) or ((own,) if own in ops else ())
-            kernels.append(_kernel_of(node, computed, types))
+            kernels.append(_parse_kernel_row(node, computed, types))
     return CompiledGraph(tuple(kernels), frozenset(tensors))
 
 
-def _kernel_of(node: dict[str, Any], ops: tuple[str, ...], types: Mapping[str, str]) -> Kernel:
+def _parse_kernel_row(
+    node: dict[str, Any], ops: tuple[str, ...], types: Mapping[str, str]
+) -> Kernel:
     inputs, outputs = (
         tuple(types[name] for name in node[key] if name in types)
         for key in ("input_names", "output_names")
@@ -183,6 +185,8 @@ def _read_trace(folder: Path, ops: frozenset[str]) -> dict[str, tuple[str, ...]]
     sources = {}
     for trace in _read(path, _OP_TRACE)["subgraph_traces"]:
         for mapping in trace["op_mappings"]:
-            nodes = [onnx_name(s["name"], ops) for s in mapping["sources"] if s["type"] == "OP"]
+            nodes = [
+                recover_onnx_name(s["name"], ops) for s in mapping["sources"] if s["type"] == "OP"
+            ]
             sources[mapping["dst_name"]] = tuple(dict.fromkeys(n for n in nodes if n in ops))
     return sources

@@ -57,7 +57,7 @@ def _create_session(
     return session
 
 
-def _assigned_nodes(session: ort.InferenceSession) -> dict[str, list[tuple[str, str]]]:
+def _list_assigned_nodes(session: ort.InferenceSession) -> dict[str, list[tuple[str, str]]]:
     assigned: dict[str, list[tuple[str, str]]] = {}
     for part in session.get_provider_graph_assignment_info():
         nodes = [(node.op_type, node.name) for node in part.get_nodes()]
@@ -77,7 +77,7 @@ def _run_samples(session: ort.InferenceSession, folder: Path) -> None:
     np.savez(folder / OUTPUTS, **outputs)
 
 
-def _audit(folder: Path) -> dict[str, Any]:
+def _audit_folder(folder: Path) -> dict[str, Any]:
     """Return the report; only a file that the provider takes whole is run."""
     import onnxruntime_qnn
 
@@ -91,11 +91,11 @@ def _audit(folder: Path) -> dict[str, Any]:
         report[COMPILE_ERROR] = str(error)
         try:
             rest = _create_session(folder, options, may_use_cpu=True)
-            report[ASSIGNED] = _assigned_nodes(rest)
+            report[ASSIGNED] = _list_assigned_nodes(rest)
         except Exception as second:  # noqa: BLE001
             report[COMPILE_ERROR] = str(second)
         return report
-    report[ASSIGNED] = _assigned_nodes(session)
+    report[ASSIGNED] = _list_assigned_nodes(session)
     try:
         _run_samples(session, folder)
     except Exception as error:  # noqa: BLE001
@@ -105,4 +105,4 @@ def _audit(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
-    (directory / REPORT).write_text(json.dumps(_audit(directory)))
+    (directory / REPORT).write_text(json.dumps(_audit_folder(directory)))

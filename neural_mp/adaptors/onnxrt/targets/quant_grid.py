@@ -23,7 +23,7 @@ MIN_RANGE_WIDTH = 1e-4
 _MIN_WEIGHT_SCALE = 1e-12
 
 
-def limits_of(dtype: QuantDType) -> tuple[int, int]:
+def get_type_limits(dtype: QuantDType) -> tuple[int, int]:
     """Return the least and the largest integer of a storage type."""
     info = np.iinfo(ELEMENT_TYPES[dtype].numpy())
     return int(info.min), int(info.max)
@@ -44,17 +44,17 @@ class Grid:
     zero_point: Array
     axis: int | None = None
 
-    def quantize(self, values: Array) -> Array:
+    def quantize_values(self, values: Array) -> Array:
         """Return the nearest integers, ties to even, clipped to the storage type."""
         shape = [1] * values.ndim
         if self.axis is not None:
             shape[self.axis] = -1
         scale, zero = (part.reshape(shape) for part in (self.scale, self.zero_point))
-        low, high = limits_of(self.dtype)
+        low, high = get_type_limits(self.dtype)
         steps = np.rint(values / scale) + zero.astype(np.float64)
         return np.clip(steps, low, high).astype(ELEMENT_TYPES[self.dtype].numpy())
 
-    def dequantize(self, integers: Array) -> Array:
+    def dequantize_integers(self, integers: Array) -> Array:
         """Return the floats of integers, float32."""
         shape = [1] * integers.ndim
         if self.axis is not None:
@@ -63,14 +63,14 @@ class Grid:
         return ((integers.astype(np.float64) - zero) * scale).astype(np.float32)
 
 
-def activation_grid(
+def make_activation_grid(
     low: float, high: float, dtype: QuantDType, scheme: Scheme, power_of_two: bool
 ) -> Grid:
     """Return the grid that covers a range, with an exact zero.
 
     The zero point of a symmetric grid is 0, or the middle of an unsigned type.
     """
-    least, largest = limits_of(dtype)
+    least, largest = get_type_limits(dtype)
     low, high = min(low, 0.0), max(high, 0.0)
     high = max(high, low + MIN_RANGE_WIDTH)
     if scheme is Scheme.SYMMETRIC:
@@ -81,16 +81,16 @@ def activation_grid(
     if power_of_two:
         scale = 2.0 ** float(np.ceil(np.log2(scale)))
         zero = zero if scheme is Scheme.SYMMETRIC else round(least - low / scale)
-    return fixed_grid(scale, int(np.clip(zero, least, largest)), dtype)
+    return make_fixed_grid(scale, int(np.clip(zero, least, largest)), dtype)
 
 
-def fixed_grid(scale: float, zero_point: int, dtype: QuantDType) -> Grid:
+def make_fixed_grid(scale: float, zero_point: int, dtype: QuantDType) -> Grid:
     """Return the grid of one scale and zero point."""
     zero = np.asarray(zero_point, ELEMENT_TYPES[dtype].numpy())
     return Grid(dtype, np.asarray(scale, np.float32), zero)
 
 
-def weight_grid(
+def make_weight_grid(
     weight: Array,
     dtype: QuantDType,
     axis: int | None,
@@ -103,12 +103,14 @@ def weight_grid(
     """
     if dtype in (QuantDType.UINT8, QuantDType.UINT16):
         low, high = float(weight.min(initial=0)), float(weight.max(initial=0))
-        steps = limits_of(dtype)[1]
+        steps = get_type_limits(dtype)[1]
         high = max(high, low + steps * float(np.max(least_scale)))
-        return activation_grid(low, high, dtype, Scheme.ASYMMETRIC, power_of_two)
+        return make_activation_grid(low, high, dtype, Scheme.ASYMMETRIC, power_of_two)
     axes = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     magnitude = np.abs(weight).max(axis=axes, initial=0)
-    scale = np.maximum(magnitude / limits_of(dtype)[1], np.maximum(least_scale, _MIN_WEIGHT_SCALE))
+    scale = np.maximum(
+        magnitude / get_type_limits(dtype)[1], np.maximum(least_scale, _MIN_WEIGHT_SCALE)
+    )
     if power_of_two:
         scale = np.exp2(np.ceil(np.log2(scale)))
     scale = scale.astype(np.float32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames
-from neural_mp.adaptors.onnxrt.kernels.ops import dequantizes, quantizes
-from neural_mp.adaptors.onnxrt.targets.qdq_structure import Pair, type_name
+from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize, is_quantize
+from neural_mp.adaptors.onnxrt.targets.qdq_structure import Pair, format_type_name
 
 #: Start of the keys of the metadata, before the name of an input or output: its type, scale and
 #: zero point.
@@ -24,7 +24,7 @@ def quantize_io(program: ir.Model) -> dict[str, str]:
     pairs = [*_quantize_inputs(program.graph, names), *_return_integers(program.graph, names)]
     for name, pair in pairs:
         zero = 0 if pair.zero_point is None else int(pair.zero_point.reshape(-1)[0])
-        metadata[f"{IO_KEY}{name}"] = f"{type_name(pair.dtype)} {pair.number!r} {zero}"
+        metadata[f"{IO_KEY}{name}"] = f"{format_type_name(pair.dtype)} {pair.first_scale!r} {zero}"
     return metadata
 
 
@@ -33,25 +33,25 @@ def _quantize_inputs(graph: ir.Graph, names: GraphNames) -> list[tuple[str, Pair
     replaced = []
     for position, value in enumerate(graph.inputs):
         readers = {use.node for use in value.uses()}
-        if not readers or not all(quantizes(n) and n.inputs[0] is value for n in readers):
+        if not readers or not all(is_quantize(n) and n.inputs[0] is value for n in readers):
             continue
-        rounding = max(readers, key=lambda node: _bits(Pair.of(node)))
-        pair = Pair.of(rounding)
+        rounding = max(readers, key=lambda node: _bits(Pair.from_node(node)))
+        pair = Pair.from_node(rounding)
         if not pair.is_per_tensor or pair.zero_point is None:
             continue
         name, integers = str(value.name), rounding.outputs[0]
-        value.name = names.new(f"{name}/float")
+        value.name = names.reserve_name(f"{name}/float")
         fed = ir.val(name, pair.dtype, value.shape)
         graph.inputs[position] = fed
         integers.replace_all_uses_with(fed, replace_graph_outputs=True)
         graph.remove(rounding, safe=True)
         if value.uses():
-            plain = ir.val(names.new(f"{name}/dequantized"), value.dtype, value.shape)
+            plain = ir.val(names.reserve_name(f"{name}/dequantized"), value.dtype, value.shape)
             node = ir.node(
                 "DequantizeLinear",
                 [fed, *rounding.inputs[1:]],
                 outputs=[plain],
-                name=names.new(f"{name}/input"),
+                name=names.reserve_name(f"{name}/input"),
             )
             graph.insert_before(next(iter(graph)), node)
             value.replace_all_uses_with(plain)
@@ -64,15 +64,15 @@ def _return_integers(graph: ir.Graph, names: GraphNames) -> list[tuple[str, Pair
     replaced = []
     for position, value in enumerate(graph.outputs):
         last = value.producer()
-        if last is None or not dequantizes(last) or last.inputs[0] is None:
+        if last is None or not is_dequantize(last) or last.inputs[0] is None:
             continue
-        integers, pair = last.inputs[0], Pair.of(last)
+        integers, pair = last.inputs[0], Pair.from_node(last)
         if integers.producer() is None or integers.is_graph_output():
             continue
         if pair.dtype is None or not pair.is_per_tensor:
             continue
         name = str(value.name)
-        value.name = names.new(f"{name}/float")
+        value.name = names.reserve_name(f"{name}/float")
         integers.name, integers.dtype, integers.shape = name, pair.dtype, value.shape
         graph.outputs[position] = integers
         if not value.uses():

@@ -8,9 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.edit import array_of, input_of, is_float32, used_outputs
-from neural_mp.adaptors.onnxrt.graph.subgraphs import bodies_of
-from neural_mp.adaptors.onnxrt.kernels.ops import weight_axes
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    get_constant_array,
+    get_node_input,
+    is_float32,
+    list_used_outputs,
+)
+from neural_mp.adaptors.onnxrt.graph.subgraphs import iterate_node_bodies
+from neural_mp.adaptors.onnxrt.kernels.ops import get_weight_axes
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, Scheme
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
@@ -36,17 +41,17 @@ _PARAMETERS: Mapping[str, tuple[int, ...]] = {
 }
 
 
-def weight_of(node: ir.Node) -> ir.Value | None:
+def find_constant_weight(node: ir.Node) -> ir.Value | None:
     """Return the constant weight of an op; None for an op without one."""
     position = _WEIGHT_INPUT.get(node.op_type)
-    value = None if position is None or node.domain else input_of(node, position)
+    value = None if position is None or node.domain else get_node_input(node, position)
     return value if value is not None and value.const_value is not None else None
 
 
-def bias_of(node: ir.Node) -> ir.Value | None:
+def find_constant_bias(node: ir.Node) -> ir.Value | None:
     """Return the constant bias of an op; None for an op without one."""
     position = _BIAS_INPUT.get(node.op_type)
-    value = None if position is None or node.domain else input_of(node, position)
+    value = None if position is None or node.domain else get_node_input(node, position)
     return value if value is not None and value.const_value is not None else None
 
 
@@ -55,62 +60,66 @@ def is_parameter(node: ir.Node, position: int) -> bool:
     return position in _PARAMETERS.get(node.op_type, ())
 
 
-def channel_axis(node: ir.Node) -> int | None:
+def find_channel_axis(node: ir.Node) -> int | None:
     """Return the axis of the output channels in an op's weight; None for other ops."""
-    weight = weight_of(node)
+    weight = find_constant_weight(node)
     if node.op_type not in _LAYERS or weight is None:
         return None
-    array = array_of(weight)
+    array = get_constant_array(weight)
     assert array is not None
     if node.op_type == "ConvTranspose":
         # With groups, the axis holds the channels of one group.
         return 1 if node.attributes.get_int("group", 1) == 1 else None
     if array.ndim == 1:
         return None
-    return array.ndim - 1 if node.op_type == "MatMul" else weight_axes(node)[0]
+    return array.ndim - 1 if node.op_type == "MatMul" else get_weight_axes(node)[0]
 
 
 def writes_float(node: ir.Node) -> bool:
     """Whether all results of an op hold float32."""
-    return all(map(is_float32, used_outputs(node)))
+    return all(map(is_float32, list_used_outputs(node)))
 
 
-def configs_of(node: ir.Node, profile: TargetProfile) -> tuple[OpConfig, ...] | str:
+def list_target_configs(node: ir.Node, profile: TargetProfile) -> tuple[OpConfig, ...] | str:
     """Return the configs of an op on a target, the cheapest first; or why it stays in float."""
     if node.domain:
         return f"{node.domain}.{node.op_type} is not an op of the ai.onnx domain"
     reason = profile.float_only.get(node.op_type)
     if reason is not None:
         return reason
-    if list(bodies_of(node)):
+    if list(iterate_node_bodies(node)):
         return "it runs nested graphs"
     widths = profile.widths_of(node.op_type)
     if not widths:
         return f"{profile.title} has no integer kernel for {node.op_type}"
     if not writes_float(node):
         return "its output is not known to be float32"
-    if any(_is_read_elsewhere(value) for value in used_outputs(node)):
+    if any(_is_read_elsewhere(value) for value in list_used_outputs(node)):
         return "a nested graph reads its result"
     if not _has_finite_constants(node):
         return "a constant that it reads is not finite"
-    bias = array_of(bias_of(node))
+    bias = get_constant_array(find_constant_bias(node))
     if bias is not None and bias.ndim > 1 and bias.size != bias.shape[-1]:
         return "its bias is a matrix"
     if node.op_type == "Gemm" and {
         node.attributes.get_float(n, 1.0) for n in ("alpha", "beta")
     } != {1.0}:
         return "its factors alpha and beta are not 1"
-    if len(node.inputs) > 1 and weight_of(node) is None and bias_of(node) is not None:
+    if (
+        len(node.inputs) > 1
+        and find_constant_weight(node) is None
+        and find_constant_bias(node) is not None
+    ):
         return "its weight is computed, but its bias constant"
     configs = dict.fromkeys(
-        _config(node, profile, width, algorithm)
+        _config_in_widths(node, profile, width, algorithm)
         for width in widths
         for algorithm in RANGE_ALGORITHMS
     )
     return tuple(config for config in configs if config is not None)
 
 
-def _config(
+def _config_in_widths(
     node: ir.Node, profile: TargetProfile, widths: Widths, algorithm: CalibrationAlgorithm
 ) -> OpConfig | None:
     """Return the config of an op in widths; None if the target has no storage type for them."""
@@ -119,12 +128,12 @@ def _config(
     if dtype is None:
         return None
     activation = QuantSpec(dtype, rules.scheme, Granularity.PER_TENSOR, algorithm)
-    if weight_of(node) is None or widths.weight_bits is None:
+    if find_constant_weight(node) is None or widths.weight_bits is None:
         return OpConfig(widths.precision, None, activation)
     stored = profile.weight.of_bits(node.op_type, widths.weight_bits)
     if stored is None:
         return None
-    by_channel = channel_axis(node) is not None
+    by_channel = find_channel_axis(node) is not None
     granularity = profile.weight.granularity_of(node.op_type)
     granularity = granularity if by_channel else Granularity.PER_TENSOR
     scheme = Scheme.ASYMMETRIC if stored.value.startswith("u") else Scheme.SYMMETRIC
@@ -139,7 +148,7 @@ def _is_read_elsewhere(value: ir.Value) -> bool:
 def _has_finite_constants(node: ir.Node) -> bool:
     """Whether the constant operands of an op are finite, as integers cover no other values."""
     arrays = (
-        array_of(value)
+        get_constant_array(value)
         for position, value in enumerate(node.inputs)
         if is_float32(value) and not is_parameter(node, position)
     )
@@ -150,10 +159,10 @@ def _has_finite_constants(node: ir.Node) -> bool:
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
-def multiplications(node: ir.Node) -> float:
+def count_multiplications(node: ir.Node) -> float:
     """Return the number of multiplications of an op on the example's sizes; 0 if unknown."""
     if node.op_type in _RECURRENT and not node.domain:
-        return _recurrent_multiplications(node)
+        return _count_recurrent_multiplications(node)
     if node.op_type not in _LAYERS or not node.outputs:
         return 0.0
     result, data, weight = node.outputs[0], node.inputs[0], node.inputs[1]
@@ -170,7 +179,7 @@ def multiplications(node: ir.Node) -> float:
     return float(written * data.shape.numpy()[0 if is_transposed else -1])
 
 
-def _recurrent_multiplications(node: ir.Node) -> float:
+def _count_recurrent_multiplications(node: ir.Node) -> float:
     data, weights = node.inputs[0], node.inputs[1:3]
     if data is None or data.shape is None or not data.shape.is_static():
         return 0.0

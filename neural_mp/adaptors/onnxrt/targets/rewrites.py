@@ -18,11 +18,11 @@ from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
 from neural_mp.adaptors.onnxrt.constant_folding import fold_constants
 from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,
-    array_of,
+    get_constant_array,
     is_float32,
-    known_array,
+    require_constant_array,
 )
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of, raise_opset, same_but_for_types
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset, raise_opset, same_but_for_types
 from neural_mp.errors import ConversionError
 from neural_mp.targets import TargetProfile
 
@@ -82,16 +82,16 @@ def rewrite_for(
     _fit_opset(rewritten, profile)
     common.NameFixPass()(rewritten)
     names = GraphNames(rewritten.graph)
-    if "erf_to_gelu" in profile.rewrites and opset_of(rewritten) >= _GELU_OPSET:
+    if "erf_to_gelu" in profile.rewrites and get_onnx_opset(rewritten) >= _GELU_OPSET:
         for node in list(rewritten.graph):
             if node.op_type == "Erf" and not node.domain:
                 _replace_by_gelu(node, names)
-    if "layer_norm" in profile.rewrites and opset_of(rewritten) >= _LAYER_NORM_OPSET:
+    if "layer_norm" in profile.rewrites and get_onnx_opset(rewritten) >= _LAYER_NORM_OPSET:
         for node in list(rewritten.graph):
             if node.op_type == "Sqrt" and not node.domain:
                 _replace_by_layer_norm(node, names)
     if clips_masks and "mask_clip" in profile.rewrites:
-        masks = list(_masks(rewritten))
+        masks = list(_find_masks(rewritten))
         for value in masks:
             _clip_mask(value)
         if masks:
@@ -106,7 +106,7 @@ def rewrite_for(
 
 def _fit_opset(program: ir.Model, profile: TargetProfile) -> None:
     """Bring the opset within the target's, in place."""
-    (least, newest), current = profile.opset, opset_of(program)
+    (least, newest), current = profile.opset, get_onnx_opset(program)
     if current < least:
         raise_opset(program, least)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
@@ -152,7 +152,7 @@ def _fold_shapes(program: ir.Model, names: GraphNames) -> bool:
         shape = node.inputs[0].shape.numpy()  # type: ignore[union-attr]
         start = node.attributes.get_int("start", 0)
         sizes = shape[start : node.attributes.get_int("end", len(shape))]
-        constant = names.constant(f"{node.name}/sizes", np.asarray(sizes, np.int64))
+        constant = names.add_constant(f"{node.name}/sizes", np.asarray(sizes, np.int64))
         node.outputs[0].replace_all_uses_with(constant, replace_graph_outputs=True)
         program.graph.remove(node, safe=True)
     return bool(nodes)
@@ -166,17 +166,19 @@ def _is_static(value: ir.Value | None) -> bool:
 
 
 def _replace_by_gelu(erf: ir.Node, names: GraphNames) -> None:
-    data = _scaled_by(erf.inputs[0], 1 / math.sqrt(2))
-    added = _only_reader(erf)
+    data = _match_scaled_by(erf.inputs[0], 1 / math.sqrt(2))
+    added = _find_only_reader(erf)
     if data is None or added is None or added.op_type != "Add" or not _has_constant(added, 1.0):
         return
-    last, factors = _product_of(added)
+    last, factors = _follow_product_chain(added)
     constants = [factor for factor in factors if isinstance(factor, float)]
     others = [factor for factor in factors if not isinstance(factor, float)]
     is_half = math.isclose(math.prod(constants), 0.5, rel_tol=_TOLERANCE)
     if last is None or others != [data] or not is_half:
         return
-    _replace_result(last, ir.node("Gelu", [data], name=names.new(f"{erf.name}/Gelu")), names)
+    _replace_result(
+        last, ir.node("Gelu", [data], name=names.reserve_name(f"{erf.name}/Gelu")), names
+    )
 
 
 def _replace_result(last: ir.Node, node: ir.Node, names: GraphNames) -> None:
@@ -185,18 +187,21 @@ def _replace_result(last: ir.Node, node: ir.Node, names: GraphNames) -> None:
     result.type, result.shape = replaced.type, replaced.shape
     assert last.graph is not None
     last.graph.insert_after(last, node)
-    name, replaced.name = replaced.name, names.new(f"{replaced.name}/before_{node.op_type}")
+    name, replaced.name = (
+        replaced.name,
+        names.reserve_name(f"{replaced.name}/before_{node.op_type}"),
+    )
     replaced.replace_all_uses_with(result, replace_graph_outputs=True)
     result.name = name
 
 
-def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
+def _match_scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
     """Return the tensor that a value is a multiple of, by a factor; None for another value."""
     node = None if value is None else value.producer()
     if node is None or node.op_type not in ("Mul", "Div") or node.domain:
         return None
     for position, operand in enumerate(node.inputs):
-        number = _number(operand)
+        number = _scalar_value(operand)
         if number is None or (node.op_type == "Div" and position == 0):
             continue
         own = number if node.op_type == "Mul" else 1 / number
@@ -209,13 +214,13 @@ def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
 _GELU_FACTORS = 2
 
 
-def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
+def _follow_product_chain(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
     """Return the last of the products that follow a node, and their factors besides the node."""
     factors: list[ir.Value | float] = []
     last: ir.Node | None = None
     while len(factors) < _GELU_FACTORS:
-        product = _only_reader(last or node)
-        added = None if product is None else _factors_besides(product, (last or node).outputs[0])
+        product = _find_only_reader(last or node)
+        added = None if product is None else _list_other_factors(product, (last or node).outputs[0])
         if not added:
             break
         factors += added
@@ -223,7 +228,7 @@ def _product_of(node: ir.Node) -> tuple[ir.Node | None, list[ir.Value | float]]:
     return last, factors
 
 
-def _factors_besides(product: ir.Node, value: ir.Value) -> list[ir.Value | float]:
+def _list_other_factors(product: ir.Node, value: ir.Value) -> list[ir.Value | float]:
     """Return the other factor of a product; none for another op, and for a tensor as divisor.
 
     A tensor that is itself the half of another counts as two factors.
@@ -232,18 +237,18 @@ def _factors_besides(product: ir.Node, value: ir.Value) -> list[ir.Value | float
         return []
     position = list(product.inputs).index(value)
     operand = product.inputs[1 - position]
-    number = _number(operand)
+    number = _scalar_value(operand)
     if product.op_type == "Div":
         return [1 / number] if number and position == 0 else []
     if number is not None:
         return [number]
-    halved = _scaled_by(operand, 0.5)
+    halved = _match_scaled_by(operand, 0.5)
     if halved is not None:
         return [halved, 0.5]
     return [] if operand is None else [operand]
 
 
-def _only_reader(node: ir.Node) -> ir.Node | None:
+def _find_only_reader(node: ir.Node) -> ir.Node | None:
     uses = node.outputs[0].uses()
     if len(uses) != 1 or node.outputs[0].is_graph_output():
         return None
@@ -251,13 +256,13 @@ def _only_reader(node: ir.Node) -> ir.Node | None:
 
 
 def _has_constant(node: ir.Node, value: float) -> bool:
-    numbers = (_number(operand) for operand in node.inputs)
+    numbers = (_scalar_value(operand) for operand in node.inputs)
     return any(n is not None and math.isclose(n, value, rel_tol=_TOLERANCE) for n in numbers)
 
 
-def _number(value: ir.Value | None) -> float | None:
+def _scalar_value(value: ir.Value | None) -> float | None:
     """Return a constant of one element as a number; None for other values."""
-    array = array_of(value)
+    array = get_constant_array(value)
     return float(array.ravel()[0]) if array is not None and array.size == 1 else None
 
 
@@ -266,27 +271,27 @@ def _number(value: ir.Value | None) -> float | None:
 
 def _replace_by_layer_norm(root: ir.Node, names: GraphNames) -> None:
     variance, epsilon = _sum_with_number(root.inputs[0])
-    centered = _squared(_averaged(variance))
-    data = _centered(centered)
-    quotient = _only_reader(root)
+    centered = _match_square(_match_mean(variance))
+    data = _match_centering(centered)
+    quotient = _find_only_reader(root)
     if data is None or epsilon is None or quotient is None or quotient.op_type != "Div":
         return
-    is_same = quotient.inputs[0] is centered or _centered(quotient.inputs[0]) is data
-    product = _only_reader(quotient)
-    scale = _row_operand(product, "Mul", quotient)
+    is_same = quotient.inputs[0] is centered or _match_centering(quotient.inputs[0]) is data
+    product = _find_only_reader(quotient)
+    scale = _find_row_operand(product, "Mul", quotient)
     if not is_same or quotient.inputs[1] is not root.outputs[0] or product is None or scale is None:
         return
-    addition = _only_reader(product)
-    shift = _row_operand(addition, "Add", product)
+    addition = _find_only_reader(product)
+    shift = _find_row_operand(addition, "Add", product)
     last = product if addition is None or shift is None else addition
     inputs = [data, scale] if shift is None else [data, scale, shift]
-    name = names.new(f"{root.name}/LayerNormalization")
+    name = names.reserve_name(f"{root.name}/LayerNormalization")
     attributes = {"axis": -1, "epsilon": epsilon}
     norm = ir.node("LayerNormalization", inputs, attributes, name=name)
     _replace_result(last, norm, names)
 
 
-def _producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
+def _match_producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
     """Return the node that computes a value, if of one of some op types."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type in kinds and not node.domain else None
@@ -294,53 +299,57 @@ def _producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
 
 def _sum_with_number(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
     """Return the tensor and the number whose sum a value is; None and None for other values."""
-    node = _producer(value, "Add")
+    node = _match_producer(value, "Add")
     for position, operand in enumerate(node.inputs if node is not None else ()):
-        number = _number(operand)
+        number = _scalar_value(operand)
         if node is not None and number is not None:
             return node.inputs[1 - position], number
     return None, None
 
 
-def _averaged(value: ir.Value | None) -> ir.Value | None:
+def _match_mean(value: ir.Value | None) -> ir.Value | None:
     """Return the tensor whose mean over the last axis, which stays, a value is."""
-    node = _producer(value, "ReduceMean")
+    node = _match_producer(value, "ReduceMean")
     if node is None or not node.attributes.get_int("keepdims", 1) or node.inputs[0] is None:
         return None
     data = node.inputs[0]
     axes = (
-        array_of(node.inputs[1]) if len(node.inputs) > 1 else node.attributes.get_ints("axes", ())
+        get_constant_array(node.inputs[1])
+        if len(node.inputs) > 1
+        else node.attributes.get_ints("axes", ())
     )
     last = (-1,) if data.shape is None else (-1, len(data.shape) - 1)
     return data if axes is not None and len(axes) == 1 and axes[0] in last else None
 
 
-def _squared(value: ir.Value | None) -> ir.Value | None:
+def _match_square(value: ir.Value | None) -> ir.Value | None:
     """Return the tensor whose square a value is."""
-    node = _producer(value, "Pow", "Mul")
+    node = _match_producer(value, "Pow", "Mul")
     if node is None:
         return None
     is_square = node.inputs[0] is node.inputs[1]
     if node.op_type == "Pow":
-        is_square = _number(node.inputs[1]) == 2
+        is_square = _scalar_value(node.inputs[1]) == 2
     return node.inputs[0] if is_square else None
 
 
-def _centered(value: ir.Value | None) -> ir.Value | None:
+def _match_centering(value: ir.Value | None) -> ir.Value | None:
     """Return the tensor that a value is, less its mean over the last axis."""
-    node = _producer(value, "Sub")
+    node = _match_producer(value, "Sub")
     return (
-        node.inputs[0] if node is not None and _averaged(node.inputs[1]) is node.inputs[0] else None
+        node.inputs[0]
+        if node is not None and _match_mean(node.inputs[1]) is node.inputs[0]
+        else None
     )
 
 
-def _row_operand(node: ir.Node | None, kind: str, source: ir.Node) -> ir.Value | None:
+def _find_row_operand(node: ir.Node | None, kind: str, source: ir.Node) -> ir.Value | None:
     """Return the constant, one number per channel, that a node combines with a result."""
     if node is None or node.op_type != kind or node.domain:
         return None
     position = list(node.inputs).index(source.outputs[0])
     operand, shape = node.inputs[1 - position], source.outputs[0].shape
-    array = array_of(operand)
+    array = get_constant_array(operand)
     if array is None or array.ndim != 1 or shape is None or shape[-1] != array.size:
         return None
     return operand
@@ -349,12 +358,14 @@ def _row_operand(node: ir.Node | None, kind: str, source: ir.Node) -> ir.Value |
 # Masks
 
 
-def _masks(program: ir.Model) -> Iterator[ir.Value]:
+def _find_masks(program: ir.Model) -> Iterator[ir.Value]:
     """Yield the constants with large negative numbers that are added before a Softmax."""
     for value in program.graph.initializers.values():
         if not is_float32(value) or value.const_value is None or not value.const_value.size:
             continue
-        if float(known_array(value).min()) <= LEAST_MASK_VALUE and _reaches_softmax(value):
+        if float(require_constant_array(value).min()) <= LEAST_MASK_VALUE and _reaches_softmax(
+            value
+        ):
             yield value
 
 
@@ -374,5 +385,5 @@ def _reaches_softmax(value: ir.Value) -> bool:
 
 
 def _clip_mask(value: ir.Value) -> None:
-    clipped = np.maximum(known_array(value), np.float32(MASK_VALUE))
+    clipped = np.maximum(require_constant_array(value), np.float32(MASK_VALUE))
     value.const_value = ir.tensor(clipped, name=value.name)

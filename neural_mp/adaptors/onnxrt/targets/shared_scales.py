@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.graph.edit import is_float32, list_used_outputs
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter, writes_float
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.observations import Range
@@ -20,7 +20,7 @@ def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
     return not node.domain and node.op_type in profile.same_scale and writes_float(node)
 
 
-def moved_operands(node: ir.Node) -> list[int]:
+def list_moved_operands(node: ir.Node) -> list[int]:
     """Return the positions of the tensors that an op moves: the first, or all of a Concat."""
     positions = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
     return [position for position in positions if is_float32(node.inputs[position])]
@@ -32,7 +32,7 @@ def join_ranges(
     """Return the ranges, with one range for all tensors that an op moves into one."""
     roots: dict[ir.Value, ir.Value] = {}
 
-    def root_of(value: ir.Value) -> ir.Value:
+    def find_root_of(value: ir.Value) -> ir.Value:
         while value in roots:
             value = roots[value]
         return value
@@ -41,24 +41,24 @@ def join_ranges(
     for node in graph:
         if not keeps_scale(node, profile):
             continue
-        values = (node.inputs[position] for position in moved_operands(node))
-        moved = [root_of(value) for value in values if value and value.const_value is None]
+        values = (node.inputs[position] for position in list_moved_operands(node))
+        moved = [find_root_of(value) for value in values if value and value.const_value is None]
         if not moved:
             continue
         spans = [joined[str(v.name)] for v in moved if str(v.name) in joined]
         if spans:
             joined[str(moved[0].name)] = min(s[0] for s in spans), max(s[1] for s in spans)
-        for value in (*moved[1:], *used_outputs(node)):
+        for value in (*moved[1:], *list_used_outputs(node)):
             if value is not moved[0]:
                 roots[value] = moved[0]
     for value in roots:
-        span = joined.get(str(root_of(value).name))
+        span = joined.get(str(find_root_of(value).name))
         if span is not None:
             joined[str(value.name)] = span
     return joined
 
 
-def touching_ops(
+def map_touching_ops(
     graph: ir.Graph, ops: Collection[str], profile: TargetProfile
 ) -> dict[ir.Value, list[str]]:
     """Return tensor → the ops among `ops` that write or read it, also through moving ops.
@@ -70,11 +70,11 @@ def touching_ops(
     for node in graph:
         name = str(node.name)
         if node.inputs and keeps_scale(node, profile):
-            moved = [node.inputs[position] for position in moved_operands(node)]
+            moved = [node.inputs[position] for position in list_moved_operands(node)]
             computed = [v for v in moved if v is not None and v.const_value is None]
             sources = tuple(root for value in computed for root in roots.get(value, (value,)))
             if sources:
-                roots.update(dict.fromkeys(used_outputs(node), sources))
+                roots.update(dict.fromkeys(list_used_outputs(node), sources))
                 continue
         if name not in ops:
             continue
@@ -84,7 +84,7 @@ def touching_ops(
             if is_float32(value) and value is not None and value.const_value is None
             if not is_parameter(node, position)
         ]
-        for value in (*operands, *used_outputs(node)):
+        for value in (*operands, *list_used_outputs(node)):
             for root in roots.get(value, (value,)):
                 names = touching.setdefault(root, [])
                 if name not in names:
@@ -92,7 +92,7 @@ def touching_ops(
     return touching
 
 
-def chosen_ranges(
+def choose_joined_ranges(
     graph: ir.Graph,
     observed: Mapping[str, Mapping[str, Range]],
     configs: Mapping[str, OpConfig],
@@ -110,7 +110,7 @@ def chosen_ranges(
     """
     algorithms = {
         str(value.name): spec.algorithm
-        for value, ops in touching_ops(graph, configs, profile).items()
+        for value, ops in map_touching_ops(graph, configs, profile).items()
         if (spec := configs[ops[0]].activation) is not None
     }
     default = CalibrationAlgorithm.MINMAX

@@ -17,16 +17,16 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
-from neural_mp.adaptors.onnxrt.graph.edit import array_of
-from neural_mp.adaptors.onnxrt.graph.opset import opset_of
-from neural_mp.adaptors.onnxrt.kernels.ops import dequantizes, quantizes
+from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
+from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize, is_quantize
 from neural_mp.adaptors.onnxrt.targets.findings import Finding, Rule
 from neural_mp.adaptors.onnxrt.targets.qdq_structure import (
     Operand,
     Pair,
     QdqOp,
-    ops_of,
-    type_name,
+    format_type_name,
+    iterate_float_ops,
 )
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
 from neural_mp.targets import TargetProfile, Widths
@@ -57,7 +57,7 @@ def check_structure(
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
     infer_shapes(program)
     audit = _Audit(program, profile, integer_ops)
-    return list(audit.findings())
+    return list(audit.iterate_findings())
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class _Audit:
     profile: TargetProfile
     integer_ops: Collection[str] | None
 
-    def findings(self) -> Iterator[Finding]:
+    def iterate_findings(self) -> Iterator[Finding]:
         """Yield the findings: of the file, of the pairs of Q/DQ, of the ops."""
         yield from self._check_file()
-        ops = list(ops_of(self.program, self.profile))
+        ops = list(iterate_float_ops(self.program, self.profile))
         parameters = {
             operand.value.producer() for op in ops for operand in (op.weight, op.bias) if operand
         }
         for node in self.program.graph:
             readers = {node, *(use.node for value in node.outputs for use in value.uses())}
-            if (quantizes(node) or dequantizes(node)) and not parameters & readers:
-                yield from self._check_pair(Pair.of(node))
+            if (is_quantize(node) or is_dequantize(node)) and not parameters & readers:
+                yield from self._check_pair(Pair.from_node(node))
         for op in ops:
             yield from self._check_op(op)
 
@@ -84,7 +84,7 @@ class _Audit:
 
     def _check_file(self) -> Iterator[Finding]:
         least, newest = self.profile.opset
-        opset = opset_of(self.program)
+        opset = get_onnx_opset(self.program)
         if not least <= opset <= newest:
             yield Finding(
                 "", "", Rule.OPSET, f"the opset must be from {least} to {newest}, got {opset}"
@@ -103,51 +103,51 @@ class _Audit:
                     str(value.name),
                     "",
                     Rule.IO,
-                    f"{value.name!r} must be integers, got {type_name(value.dtype)}",
+                    f"{value.name!r} must be integers, got {format_type_name(value.dtype)}",
                 )
 
     # Pairs
 
     def _check_pair(self, pair: Pair) -> Iterator[Finding]:
         """Check the parameters of an activation."""
-        rules, fail = self.profile.activation, _failures(pair.node)
+        rules, fail = self.profile.activation, _finding_factory(pair.node)
         types = [dtype.value for dtype in rules.types]
-        if type_name(pair.dtype) not in types:
-            yield fail(Rule.TYPE, f"store {' or '.join(types)}", type_name(pair.dtype))
+        if format_type_name(pair.dtype) not in types:
+            yield fail(Rule.TYPE, f"store {' or '.join(types)}", format_type_name(pair.dtype))
         if pair.node.domain:
             yield fail(Rule.DOMAIN, "be in the domain ai.onnx", pair.node.domain)
         if not pair.is_per_tensor or pair.is_blocked:
-            yield fail(Rule.GRANULARITY, "have one constant scale", _scales(pair))
-        elif not (np.isfinite(pair.number) and pair.number > 0):
-            yield fail(Rule.SCALE, "have a finite scale above 0", f"{pair.number}")
+            yield fail(Rule.GRANULARITY, "have one constant scale", _scales_text(pair))
+        elif not (np.isfinite(pair.first_scale) and pair.first_scale > 0):
+            yield fail(Rule.SCALE, "have a finite scale above 0", f"{pair.first_scale}")
         elif rules.scale == "power_of_two" and not _is_power_of_two(pair.scale):
-            yield fail(Rule.SCALE, "have a power of two as its scale", f"{pair.number:.8g}")
-        middle = _middle(pair.dtype)
-        is_fixed = any(self._fixed_of(use, pair) for use in _producers(pair))
+            yield fail(Rule.SCALE, "have a power of two as its scale", f"{pair.first_scale:.8g}")
+        middle = _middle_code(pair.dtype)
+        is_fixed = any(self._find_fixed_params(use, pair) for use in _pair_producers(pair))
         if rules.scheme is Scheme.SYMMETRIC and not is_fixed and not _is_zero(pair, middle):
-            yield fail(Rule.ZERO_POINT, f"have zero point {middle}", pair.words)
+            yield fail(Rule.ZERO_POINT, f"have zero point {middle}", pair.as_text)
         yield from self._check_agreement(pair)
 
     def _check_agreement(self, pair: Pair) -> Iterator[Finding]:
         """Check that a DequantizeLinear reads what its QuantizeLinear stores."""
         value = pair.node.inputs[0]
         source = None if value is None else value.producer()
-        if source is None or not quantizes(source) or not dequantizes(pair.node):
+        if source is None or not is_quantize(source) or not is_dequantize(pair.node):
             return
-        stored = Pair.of(source)
-        if not pair.equals(stored):
-            expected = f"have the parameters of {source.name!r}, {stored.words}"
-            yield _failures(pair.node)(Rule.PAIR, expected, pair.words)
+        stored = Pair.from_node(source)
+        if not pair.equals_pair(stored):
+            expected = f"have the parameters of {source.name!r}, {stored.as_text}"
+            yield _finding_factory(pair.node)(Rule.PAIR, expected, pair.as_text)
 
-    def _fixed_of(self, node: ir.Node, pair: Pair) -> tuple[float, int] | None:
+    def _find_fixed_params(self, node: ir.Node, pair: Pair) -> tuple[float, int] | None:
         """Return the scale and zero point that a type fixes for the results of an op."""
         fixed = self.profile.fixed.get(node.op_type, {})
-        return next((fixed[t] for t in fixed if t.value == type_name(pair.dtype)), None)
+        return next((fixed[t] for t in fixed if t.value == format_type_name(pair.dtype)), None)
 
     # Ops
 
     def _check_op(self, op: QdqOp) -> Iterator[Finding]:
-        fail = _failures(op.node)
+        fail = _finding_factory(op.node)
         if op.node.domain:
             yield fail(Rule.DOMAIN, "be in the domain ai.onnx", op.node.domain)
             return
@@ -180,7 +180,7 @@ class _Audit:
         return is_listed and reads and any(result.pairs for result in op.results)
 
     def _check_ring(self, op: QdqOp) -> Iterator[Finding]:
-        placement, fail = self.profile.placement, _failures(op.node)
+        placement, fail = self.profile.placement, _finding_factory(op.node)
         is_fused = placement.inputs == "weighted" and op.node.op_type not in self.profile.ops
         operands = self._unfused_operands(op) if is_fused else op.activations
         for operand in (*operands, *filter(None, [op.weight])):
@@ -207,10 +207,10 @@ class _Audit:
             yield operand
 
     def _check_width(self, op: QdqOp) -> Iterator[Finding]:
-        kinds = {pair.dtype for pair in op.pairs}
-        fail = _failures(op.node)
+        kinds = {pair.dtype for pair in op.surrounding_pairs}
+        fail = _finding_factory(op.node)
         if len(kinds) > 1:
-            names = sorted(map(type_name, kinds))
+            names = sorted(map(format_type_name, kinds))
             yield fail(Rule.WIDTH, "have one type for all inputs and results", " and ".join(names))
         kind = op.node.op_type
         if len(kinds) != 1 or None in kinds or kind in self.profile.same_scale:
@@ -220,48 +220,48 @@ class _Audit:
         allowed = self.profile.widths_of(kind)
         stored = op.weight.pair.dtype if op.weight is not None and op.weight.pair else None
         word = f"{'' if stored is None else f'w{stored.bitwidth}'}a{dtype.bitwidth}"
-        if not any(_matches(word, widths, stored is None) for widths in allowed):
+        if not any(_matches_widths(word, widths, stored is None) for widths in allowed):
             expected = f"be in {', '.join(allowed)}" if allowed else "be in float"
             yield fail(Rule.WIDTH, expected, word)
 
     def _check_same_scale(self, op: QdqOp) -> Iterator[Finding]:
-        pairs = op.pairs
+        pairs = op.surrounding_pairs
         if op.node.op_type not in self.profile.same_scale or len(pairs) < 2:
             return
         for pair in pairs[1:]:
-            if not pair.equals(pairs[0]):
-                expected = f"keep type, scale and zero point of its input, {pairs[0].words}"
-                yield _failures(op.node)(Rule.SAME_SCALE, expected, pair.words)
+            if not pair.equals_pair(pairs[0]):
+                expected = f"keep type, scale and zero point of its input, {pairs[0].as_text}"
+                yield _finding_factory(op.node)(Rule.SAME_SCALE, expected, pair.as_text)
 
     def _check_fixed(self, op: QdqOp) -> Iterator[Finding]:
         for pair in (pair for result in op.results for pair in result.pairs):
-            numbers = self._fixed_of(op.node, pair)
+            numbers = self._find_fixed_params(op.node, pair)
             if numbers is None:
                 continue
             scale, zero = numbers
-            if not np.isclose(pair.number, scale, rtol=_TOLERANCE) or not _is_zero(pair, zero):
+            if not np.isclose(pair.first_scale, scale, rtol=_TOLERANCE) or not _is_zero(pair, zero):
                 expected = f"store its result with scale {scale} and zero point {zero}"
-                yield _failures(op.node)(Rule.FIXED, expected, pair.words)
+                yield _finding_factory(op.node)(Rule.FIXED, expected, pair.as_text)
 
     # Weights and biases
 
     def _check_weight(self, op: QdqOp, weight: Operand) -> Iterator[Finding]:
-        fail, rules, pair = _failures(op.node), self.profile.weight, weight.pair
+        fail, rules, pair = _finding_factory(op.node), self.profile.weight, weight.pair
         if pair is None:
             return
         bits = 0 if pair.dtype is None else pair.dtype.bitwidth
         expected = rules.of_bits(op.node.op_type, bits)
-        if type_name(pair.dtype) != expected:
+        if format_type_name(pair.dtype) != expected:
             names = {*rules.types, *filter(None, [rules.by_op.get(op.node.op_type)])}
             yield fail(
                 Rule.TYPE,
                 f"have a weight of {expected or ' or '.join(sorted(names))}",
-                type_name(pair.dtype),
+                format_type_name(pair.dtype),
             )
         if pair.dtype is not None and pair.dtype.is_signed() and not _is_zero(pair, 0):
-            yield fail(Rule.ZERO_POINT, "have zero point 0 for its weight", pair.words)
+            yield fail(Rule.ZERO_POINT, "have zero point 0 for its weight", pair.as_text)
         if rules.scale == "power_of_two" and not _is_power_of_two(pair.scale):
-            yield fail(Rule.SCALE, "have powers of two as scales of its weight", _scales(pair))
+            yield fail(Rule.SCALE, "have powers of two as scales of its weight", _scales_text(pair))
         if weight.is_rounded != (self.profile.placement.weights == "qdq"):
             forms = ("stored integers", "floats that a QuantizeLinear rounds")
             yield fail(
@@ -272,12 +272,12 @@ class _Audit:
         yield from self._check_granularity(op, pair)
 
     def _check_granularity(self, op: QdqOp, pair: Pair) -> Iterator[Finding]:
-        fail = _failures(op.node)
-        array = None if op.weight is None else array_of(op.weight.constant)
+        fail = _finding_factory(op.node)
+        array = None if op.weight is None else get_constant_array(op.weight.constant)
         if pair.is_per_tensor and not pair.is_blocked:
             return
         if self.profile.weight.granularity_of(op.node.op_type) is Granularity.PER_TENSOR:
-            yield fail(Rule.GRANULARITY, "have one scale for its weight", _scales(pair))
+            yield fail(Rule.GRANULARITY, "have one scale for its weight", _scales_text(pair))
             return
         axis, rank = op.channel_axis, 0 if array is None else array.ndim
         own = pair.node.attributes.get_int("axis", 1)
@@ -285,21 +285,21 @@ class _Audit:
         is_whole = pair.scale is not None and pair.scale.shape == shape[axis : axis + 1]
         if pair.is_blocked or own % max(rank, 1) != axis or not is_whole:
             expected = f"have one scale for each index of axis {axis} of its weight"
-            yield fail(Rule.GRANULARITY, expected, f"{_scales(pair)}, axis {own}")
+            yield fail(Rule.GRANULARITY, expected, f"{_scales_text(pair)}, axis {own}")
 
     def _check_bias(self, op: QdqOp, bias: Operand) -> Iterator[Finding]:
-        fail, rule, pair = _failures(op.node), self.profile.bias, bias.pair
-        stored = "float" if pair is None else type_name(pair.dtype)
+        fail, rule, pair = _finding_factory(op.node), self.profile.bias, bias.pair
+        stored = "float" if pair is None else format_type_name(pair.dtype)
         if stored != rule:
             yield fail(Rule.BIAS, f"have a bias of {rule}", stored)
         if pair is None or stored != rule:
             return
         if not _is_zero(pair, 0):
-            yield fail(Rule.ZERO_POINT, "have zero point 0 for its bias", pair.words)
+            yield fail(Rule.ZERO_POINT, "have zero point 0 for its bias", pair.as_text)
         if rule == "int8":
             if self.profile.weight.scale == "power_of_two" and not _is_power_of_two(pair.scale):
                 yield fail(
-                    Rule.SCALE, "have a power of two as the scale of its bias", _scales(pair)
+                    Rule.SCALE, "have a power of two as the scale of its bias", _scales_text(pair)
                 )
             return
         data, weight = op.activations[:1], op.weight
@@ -309,48 +309,48 @@ class _Audit:
             pair.scale, data[0].pair, weight.pair.scale
         ):
             expected = "have the product of the scales of input and weight as scale of its bias"
-            yield fail(Rule.BIAS, expected, _scales(pair))
+            yield fail(Rule.BIAS, expected, _scales_text(pair))
 
     def _check_shifts(self, op: QdqOp, weight: Operand) -> Iterator[Finding]:
-        shifts, fail = self.profile.shifts, _failures(op.node)
+        shifts, fail = self.profile.shifts, _finding_factory(op.node)
         data = next((o.pair for o in op.activations if o.pair is not None), None)
         result = next((pair for r in op.results for pair in r.pairs), None)
         if shifts is None or data is None or result is None or weight.pair is None:
             return
-        summed = _position(data) + _position(weight.pair)
-        shift, (least, most) = summed - _position(result), shifts.result
+        summed = _scale_position(data) + _scale_position(weight.pair)
+        shift, (least, most) = summed - _scale_position(result), shifts.result
         if not least <= shift <= most:
             expected = f"have scales that shift its result by {least} to {most} bits"
             yield fail(Rule.SHIFT, expected, f"{shift:g}")
         if op.bias is not None and op.bias.pair is not None:
-            shift_of_bias, least_of_bias = summed - _position(op.bias.pair), shift - _SUM_BITS
+            shift_of_bias, least_of_bias = summed - _scale_position(op.bias.pair), shift - _SUM_BITS
             if not min(0, least_of_bias) <= shift_of_bias <= shifts.bias:
                 limits = f"{min(0, least_of_bias):g} to {shifts.bias} bits"
                 expected = f"have scales that shift its bias by {limits}"
                 yield fail(Rule.SHIFT, expected, f"{shift_of_bias:g}")
 
 
-def _failures(node: ir.Node) -> Callable[[Rule, str, str], Finding]:
+def _finding_factory(node: ir.Node) -> Callable[[Rule, str, str], Finding]:
     """Return a function from rule, expectation and fact to the finding about an op."""
     name = str(node.name or node.outputs[0].name)
 
-    def fail(rule: Rule, expected: str, actual: str) -> Finding:
+    def make_finding(rule: Rule, expected: str, actual: str) -> Finding:
         subject = f"{node.op_type} {name!r}"
         return Finding(name, node.op_type, rule, f"{subject} must {expected}, got {actual}")
 
-    return fail
+    return make_finding
 
 
-def _matches(word: str, widths: Widths, without_weight: bool) -> bool:
+def _matches_widths(word: str, widths: Widths, without_weight: bool) -> bool:
     """Whether an op's widths are those of a word; an op without a weight has no weight's bits."""
     return word == (f"a{widths.activation_bits}" if without_weight else widths)
 
 
-def _producers(pair: Pair) -> Iterator[ir.Node]:
+def _pair_producers(pair: Pair) -> Iterator[ir.Node]:
     """Yield the op whose result a pair stores."""
     value = pair.node.inputs[0]
     producer = None if value is None else value.producer()
-    if producer is not None and quantizes(producer):
+    if producer is not None and is_quantize(producer):
         value = producer.inputs[0]
         producer = None if value is None else value.producer()
     if producer is not None:
@@ -365,8 +365,10 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _middle(dtype: ir.DataType | None) -> int:
-    unsigned = dtype is not None and type_name(dtype) in set(QuantDType) and not dtype.is_signed()
+def _middle_code(dtype: ir.DataType | None) -> int:
+    unsigned = (
+        dtype is not None and format_type_name(dtype) in set(QuantDType) and not dtype.is_signed()
+    )
     return 1 << (dtype.bitwidth - 1) if unsigned and dtype is not None else 0
 
 
@@ -381,19 +383,19 @@ def _is_power_of_two(scale: Array | None) -> bool:
 def _is_product(scale: Array | None, data: Pair, weight_scale: Array) -> bool:
     if scale is None or scale.size != weight_scale.size:
         return False
-    product = weight_scale.astype(np.float64).reshape(-1) * data.number
+    product = weight_scale.astype(np.float64).reshape(-1) * data.first_scale
     return bool(np.allclose(scale.reshape(-1), product, rtol=_TOLERANCE, atol=0))
 
 
-def _position(pair: Pair) -> float:
+def _scale_position(pair: Pair) -> float:
     """Return -log2 of the largest scale of a pair."""
     return float("nan") if pair.scale is None else float(-np.log2(pair.scale.max()))
 
 
-def _scales(pair: Pair) -> str:
+def _scales_text(pair: Pair) -> str:
     """Return the scales of a pair as text."""
     if pair.scale is None:
         return "computed scales"
     if pair.is_blocked:
         return f"{pair.scale.size} scales of blocks"
-    return f"scale {pair.number:.8g}" if pair.is_per_tensor else f"{pair.scale.size} scales"
+    return f"scale {pair.first_scale:.8g}" if pair.is_per_tensor else f"{pair.scale.size} scales"

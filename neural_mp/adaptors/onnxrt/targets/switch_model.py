@@ -19,23 +19,23 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, known_array
+from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, require_constant_array
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     Grid,
-    activation_grid,
-    fixed_grid,
-    weight_grid,
+    make_activation_grid,
+    make_fixed_grid,
+    make_weight_grid,
 )
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import channel_axis, weight_of
-from neural_mp.adaptors.onnxrt.targets.shared_scales import touching_ops
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import find_channel_axis, find_constant_weight
+from neural_mp.adaptors.onnxrt.targets.shared_scales import map_touching_ops
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.width_figures import TensorNoise
 from neural_mp.targets import TargetProfile
-from neural_mp.util.noise import mean_nsr, output_nsrs
-from neural_mp.util.pytree import float_arrays
+from neural_mp.util.noise import compute_mean_nsr, compute_output_nsrs
+from neural_mp.util.pytree import list_float_arrays
 
 #: Noise in 8 bits below which that in 16 bits is computed: 256 times finer steps.
 _NEGLIGIBLE_NSR = 1e-3
@@ -73,7 +73,7 @@ class SwitchModel:
     grids: Mapping[str, Mapping[str, Mapping[str, Array]]]
 
     @property
-    def switches(self) -> list[str]:
+    def switch_names(self) -> list[str]:
         """The names of all switches."""
         parts = (*self.tensors.values(), *self.weights.values())
         return [name for by_type in parts for name in by_type.values()]
@@ -133,7 +133,7 @@ class _Builder:
 
     def insert_all(self) -> None:
         """Insert the switches."""
-        for value, ops in touching_ops(self._graph, self.configs, self.profile).items():
+        for value, ops in map_touching_ops(self._graph, self.configs, self.profile).items():
             dtypes = {c.activation.dtype for op in ops for c in self.configs[op] if c.activation}
             if str(value.name) in self.ranges[_DEFAULT] and dtypes:
                 tensor = self.names[str(value.name)]
@@ -144,7 +144,7 @@ class _Builder:
         for node in list(self._graph):
             configs = self.configs.get(str(node.name), ())
             specs = {c.weight.dtype: c.weight for c in configs if c.weight is not None}
-            weight = weight_of(node)
+            weight = find_constant_weight(node)
             if weight is not None and specs:
                 by_channel = {d: s.granularity is Granularity.PER_CHANNEL for d, s in specs.items()}
                 self.weights[str(node.name)] = self._insert_weight(node, weight, by_channel)
@@ -155,21 +155,21 @@ class _Builder:
         readers, producer = [(use.node, use.idx) for use in value.uses()], value.producer()
         branches, switches = list[_Branch](), dict[QuantDType, str]()
         for dtype in dtypes:
-            grids, name = self._grids(value, dtype), f"{value.name}/{dtype}"
+            grids, name = self._candidate_grids(value, dtype), f"{value.name}/{dtype}"
             is_calibrated = dtype is dtypes[0] and len(grids) > 1
-            make = self._input if is_calibrated else self._new.constant
-            parts = [make(f"{name}/{n}", array) for n, array in _parts_of(grids[_DEFAULT])]
+            make = self._add_input if is_calibrated else self._new.add_constant
+            parts = [make(f"{name}/{n}", array) for n, array in _list_grid_parts(grids[_DEFAULT])]
             if is_calibrated:
                 self.grids[tensor] = {
                     algorithm: {
                         str(part.name): array
-                        for part, (_, array) in zip(parts, _parts_of(grid), strict=True)
+                        for part, (_, array) in zip(parts, _list_grid_parts(grid), strict=True)
                     }
                     for algorithm, grid in grids.items()
                 }
-            switch = self._input(f"{name}/switch", np.zeros((), np.bool_))
+            switch = self._add_input(f"{name}/switch", np.zeros((), np.bool_))
             switches[dtype] = str(switch.name)
-            branches.append((switch, partial(self._rounded, value, parts, name)))
+            branches.append((switch, partial(self._insert_rounding, value, parts, name)))
         choice = self._choice(branches, lambda: [self._node("Identity", [value])], value)
         if producer is None:
             self._graph.insert_before(next(iter(self._graph)), choice)
@@ -184,30 +184,34 @@ class _Builder:
         total.shape = value.shape
         return switches
 
-    def _grids(self, value: ir.Value, dtype: QuantDType) -> dict[str, Grid]:
+    def _candidate_grids(self, value: ir.Value, dtype: QuantDType) -> dict[str, Grid]:
         """Return calibration algorithm → the grid of a tensor; a fixed one is the default."""
         producer, rules = value.producer(), self.profile.activation
         if producer is not None:
             fixed = self.profile.fixed.get(producer.op_type, {}).get(dtype)
             if fixed is not None:
-                return {_DEFAULT: fixed_grid(*fixed, dtype)}
+                return {_DEFAULT: make_fixed_grid(*fixed, dtype)}
         is_power = rules.scale == "power_of_two"
         return {
-            algorithm: activation_grid(*ranges[str(value.name)], dtype, rules.scheme, is_power)
+            algorithm: make_activation_grid(*ranges[str(value.name)], dtype, rules.scheme, is_power)
             for algorithm, ranges in self.ranges.items()
         }
 
     def _insert_weight(
         self, node: ir.Node, weight: ir.Value, by_channel: Mapping[QuantDType, bool]
     ) -> dict[QuantDType, str]:
-        values, position = known_array(weight), list(node.inputs).index(weight)
+        values, position = require_constant_array(weight), list(node.inputs).index(weight)
         branches, switches = list[_Branch](), dict[QuantDType, str]()
         for dtype, per_channel in sorted(by_channel.items()):
-            axis = channel_axis(node) if per_channel else None
-            grid = weight_grid(values, dtype, axis, self.profile.weight.scale == "power_of_two")
+            axis = find_channel_axis(node) if per_channel else None
+            grid = make_weight_grid(
+                values, dtype, axis, self.profile.weight.scale == "power_of_two"
+            )
             name = f"{node.name}/{weight.name}/{dtype}"
-            rounded = self._new.constant(f"{name}/rounded", grid.dequantize(grid.quantize(values)))
-            switch = self._input(f"{name}/switch", np.zeros((), np.bool_))
+            rounded = self._new.add_constant(
+                f"{name}/rounded", grid.dequantize_integers(grid.quantize_values(values))
+            )
+            switch = self._add_input(f"{name}/switch", np.zeros((), np.bool_))
             switches[dtype] = str(switch.name)
             branches.append((switch, partial(self._with_input, node, position, rounded)))
         (result,) = node.outputs
@@ -218,7 +222,9 @@ class _Builder:
         self._graph.remove(node, safe=True)
         return switches
 
-    def _rounded(self, value: ir.Value, parts: Sequence[ir.Value], name: str) -> list[ir.Node]:
+    def _insert_rounding(
+        self, value: ir.Value, parts: Sequence[ir.Value], name: str
+    ) -> list[ir.Node]:
         integers = self._node("QuantizeLinear", [value, *parts])
         return [integers, self._node("DequantizeLinear", [integers.outputs[0], *parts])]
 
@@ -245,25 +251,27 @@ class _Builder:
     def _branch(self, nodes: Sequence[ir.Node], like: ir.Value) -> ir.Graph:
         (result,) = nodes[-1].outputs
         result.type = like.type
-        return ir.Graph([], [result], nodes=nodes, name=self._new.new("branch"))
+        return ir.Graph([], [result], nodes=nodes, name=self._new.reserve_name("branch"))
 
     def _node(
         self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = ()
     ) -> ir.Node:
-        name = self._new.new(f"switched/{op_type}")
-        result = ir.val(self._new.new(f"{name}/result"))
+        name = self._new.reserve_name(f"switched/{op_type}")
+        result = ir.val(self._new.reserve_name(f"{name}/result"))
         return ir.node(
             op_type, inputs, {a.name: a for a in attributes}, outputs=[result], name=name
         )
 
-    def _input(self, name: str, array: Array) -> ir.Value:
+    def _add_input(self, name: str, array: Array) -> ir.Value:
         """Return a new input of the graph, of the type of a number."""
-        value = ir.val(self._new.new(name), ir.DataType.from_numpy(array.dtype), ir.Shape([]))
+        value = ir.val(
+            self._new.reserve_name(name), ir.DataType.from_numpy(array.dtype), ir.Shape([])
+        )
         self._graph.inputs.append(value)
         return value
 
 
-def _parts_of(grid: Grid) -> tuple[tuple[str, Array], tuple[str, Array]]:
+def _list_grid_parts(grid: Grid) -> tuple[tuple[str, Array], tuple[str, Array]]:
     """Return the scale and the zero point of a grid, each with a name."""
     return ("scale", grid.scale), ("zero", grid.zero_point)
 
@@ -294,13 +302,13 @@ def measure_noise(
     """
     brief, full = (_Meter(model, run, probe) for probe in probes)
     meter = _TwoStages(brief, full if probes[1].samples > probes[0].samples else brief)
-    noise = {tensor: meter.by_bits(switches) for tensor, switches in model.tensors.items()}
-    typical = meter.by_algorithm()
+    noise = {tensor: meter.measure_by_bits(switches) for tensor, switches in model.tensors.items()}
+    typical = meter.measure_by_algorithm()
     tensors = tuple(
-        TensorNoise(tensor, model.readers[tensor], by_bits, typical[tensor])
-        for tensor, by_bits in noise.items()
+        TensorNoise(tensor, model.readers[tensor], measure_by_bits, typical[tensor])
+        for tensor, measure_by_bits in noise.items()
     )
-    return tensors, {op: meter.by_bits(switches) for op, switches in model.weights.items()}
+    return tensors, {op: meter.measure_by_bits(switches) for op, switches in model.weights.items()}
 
 
 @dataclass
@@ -312,28 +320,28 @@ class _Meter:
     probe: NoiseProbe
 
     def __post_init__(self) -> None:
-        self._off = dict.fromkeys(self.model.switches, np.zeros((), np.bool_))
+        self._off = dict.fromkeys(self.model.switch_names, np.zeros((), np.bool_))
         for grids in self.model.grids.values():
             self._off.update(grids[_DEFAULT])
         self._feeds = {**self.probe.feeds, **self._off}
 
     @cached_property
     def _reference(self) -> list[Array]:
-        return float_arrays(self.run(self._feeds))
+        return list_float_arrays(self.run(self._feeds))
 
     def noise(self, switch: str, grid: Mapping[str, Array]) -> tuple[float, float]:
         """Return the NSR with a switch on, and that of the typical sample; see `TensorNoise`."""
         on = {switch: np.ones((), np.bool_)}
-        outputs = float_arrays(self.run({**self._feeds, **grid, **on}))
-        return mean_nsr(self._reference, outputs), self._typical_nsr(outputs)
+        outputs = list_float_arrays(self.run({**self._feeds, **grid, **on}))
+        return compute_mean_nsr(self._reference, outputs), self._compute_typical_nsr(outputs)
 
-    def _typical_nsr(self, outputs: Sequence[Array]) -> float:
+    def _compute_typical_nsr(self, outputs: Sequence[Array]) -> float:
         """Return the mean NSR of samples, each at most 1."""
         nsrs: list[float] = []
         for expected, actual in zip(self._reference, outputs, strict=True):
             rows = self.probe.samples if expected.shape[:1] == (self.probe.samples,) else 1
             parts = (array.reshape(rows, -1) for array in (expected, actual))
-            nsrs += (min(nsr, 1.0) for nsr in output_nsrs(*parts) if not math.isnan(nsr))
+            nsrs += (min(nsr, 1.0) for nsr in compute_output_nsrs(*parts) if not math.isnan(nsr))
         return float(np.mean(nsrs)) if nsrs else 0.0
 
 
@@ -349,7 +357,7 @@ class _TwoStages:
     def __post_init__(self) -> None:
         self.model = self.full.model
 
-    def by_bits(self, switches: Mapping[QuantDType, str]) -> dict[str, float]:
+    def measure_by_bits(self, switches: Mapping[QuantDType, str]) -> dict[str, float]:
         """Return bits → noise of a tensor or weight."""
         noise: dict[str, float] = {}
         for dtype, switch in sorted(switches.items(), key=lambda item: item[0].bits):
@@ -369,7 +377,7 @@ class _TwoStages:
         self.measured[switch] = meter, typical
         return nsr
 
-    def by_algorithm(self) -> dict[str, dict[str, float]]:
+    def measure_by_algorithm(self) -> dict[str, dict[str, float]]:
         """Return tensor → calibration algorithm → NSR of the typical sample in the fewest bits.
 
         Only `minmax` where an op decides on the range of tensors of little noise.
@@ -380,20 +388,20 @@ class _TwoStages:
         for tensor in noise:
             decided[self.model.readers[tensor][0]].append(tensor)
 
-        def noise_of(tensors: Sequence[str], algorithm: str) -> float:
+        def sum_tensor_noise(tensors: Sequence[str], algorithm: str) -> float:
             return sum(noise[t].get(algorithm, noise[t][_DEFAULT]) for t in tensors)
 
-        remaining = noise_of(list(noise), _DEFAULT)
-        for tensors in sorted(decided.values(), key=lambda t: -noise_of(t, _DEFAULT)):
-            before = noise_of(tensors, _DEFAULT)
+        remaining = sum_tensor_noise(list(noise), _DEFAULT)
+        for tensors in sorted(decided.values(), key=lambda t: -sum_tensor_noise(t, _DEFAULT)):
+            before = sum_tensor_noise(tensors, _DEFAULT)
             if before <= _MIN_NOISE_SHARE * remaining:
                 break
             for tensor in tensors:
-                noise[tensor] |= self._alternatives(tensor, switches[tensor])
-            remaining += min(noise_of(tensors, a) for a in RANGE_ALGORITHMS) - before
+                noise[tensor] |= self._measure_alternatives(tensor, switches[tensor])
+            remaining += min(sum_tensor_noise(tensors, a) for a in RANGE_ALGORITHMS) - before
         return noise
 
-    def _alternatives(self, tensor: str, switch: str) -> dict[str, float]:
+    def _measure_alternatives(self, tensor: str, switch: str) -> dict[str, float]:
         grids, (meter, _) = self.model.grids.get(tensor, {}), self.measured[switch]
         steps = {algorithm: float(next(iter(grid.values()))) for algorithm, grid in grids.items()}
         return {

@@ -11,21 +11,21 @@ from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.files.storage import check_xml
 from neural_mp.adaptors.openvino.graph.edit import (
+    get_known_sizes,
+    get_op_type,
     give_stable_names,
+    iterate_op_nodes,
     name_of,
-    op_nodes,
-    sizes_of,
-    type_of,
 )
 from neural_mp.adaptors.openvino.graph.recurrent import (
+    find_stepwise_obstacle,
     has_integer_kernel,
     resets_product,
     split_directions,
-    stepwise_obstacle,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
+from neural_mp.adaptors.openvino.runtime import get_core, get_numpy_dtype, ov
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure
@@ -40,7 +40,7 @@ _ATTENTION = b"GroupQueryAttention"
 _TRANSFERRED = (".pt2", ".keras", ".h5", ".hdf5")
 
 
-def load(source: object, spec: InputSpec) -> OpenVinoModel:
+def load_model(source: object, spec: InputSpec) -> OpenVinoModel:
     """Load an `openvino.Model`, a path, or an object that OpenVINO converts.
 
     The latter, e.g. an `nn.Module`, needs example inputs.
@@ -51,9 +51,9 @@ def load(source: object, spec: InputSpec) -> OpenVinoModel:
     original = _read_source(source, spec)
     _check_attention(source, original)
     program = original.clone()
-    canonicalize(program)
-    signature = read_signature(program).choosing(spec.names, spec.outputs)
-    example, warnings = spec.feeds(signature)
+    canonicalize_graph(program)
+    signature = read_signature(program).select_ports(spec.names, spec.outputs)
+    example, warnings = spec.make_feeds(signature)
     notes = (*warnings, *_float_recurrent_notes(program))
     model = OpenVinoModel(program, signature, example, program, warnings=notes)
     _check_example_runs(model)
@@ -76,7 +76,7 @@ def _read_file(path: Path) -> ov.Model:
     require_regular_file(path)
     if path.suffix == ".xml":
         check_xml(path)
-        return core().read_model(path)
+        return get_core().read_model(path)
     if path.suffix in _FILES or (path / "saved_model.pb").is_file():
         return ov.convert_model(path)
     if path.suffix in _TRANSFERRED or (path / "config.json").is_file():
@@ -101,7 +101,7 @@ def _check_attention(source: object, program: ov.Model) -> None:
     """
     if not isinstance(source, str | Path) or Path(source).suffix != ".onnx":
         return
-    shapes = [shape for shape in map(sizes_of, program.inputs) if shape]
+    shapes = [shape for shape in map(get_known_sizes, program.inputs) if shape]
     if all(shape[0] == 1 for shape in shapes):
         return
     with Path(source).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
@@ -114,9 +114,9 @@ def _check_attention(source: object, program: ov.Model) -> None:
         )
 
 
-def canonicalize(program: ov.Model) -> None:
+def canonicalize_graph(program: ov.Model) -> None:
     """Fold batch norms and constants, split directions, and give stable names, in place."""
-    types = frozenset(map(type_of, program.get_ops()))
+    types = frozenset(map(get_op_type, program.get_ops()))
     try:
         from openvino._offline_transformations import apply_moc_transformations
     except ImportError:
@@ -130,19 +130,21 @@ def canonicalize(program: ov.Model) -> None:
 
 def read_signature(program: ov.Model) -> Signature:
     """Return the inputs and outputs of a graph."""
-    inputs = tuple(_tensor_spec(port, name_of(port.get_node())) for port in program.inputs)
+    inputs = tuple(_make_tensor_spec(port, name_of(port.get_node())) for port in program.inputs)
     outputs = tuple(
-        _tensor_spec(output, min(output.get_names(), default=f"output_{index}"))
+        _make_tensor_spec(output, min(output.get_names(), default=f"output_{index}"))
         for index, output in enumerate(program.outputs)
     )
     returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
     return Signature(inputs, outputs, returns)
 
 
-def _tensor_spec(output: ov.Output, name: str) -> TensorSpec:
+def _make_tensor_spec(output: ov.Output, name: str) -> TensorSpec:
     first = min(output.get_names(), default="") or name
-    tensor, dtype = name_of(output.get_node()), dtype_of(output.get_element_type())
-    return TensorSpec(first, tensor, dtype, sizes_of(output), name if first != name else None)
+    tensor, dtype = name_of(output.get_node()), get_numpy_dtype(output.get_element_type())
+    return TensorSpec(
+        first, tensor, dtype, get_known_sizes(output), name if first != name else None
+    )
 
 
 def _check_example_runs(model: OpenVinoModel) -> None:
@@ -153,12 +155,12 @@ def _check_example_runs(model: OpenVinoModel) -> None:
 
 
 def _float_recurrent_notes(program: ov.Model) -> tuple[str, ...]:
-    recurrent = (node for node in op_nodes(program) if has_role(node, Role.RECURRENT))
+    recurrent = (node for node in iterate_op_nodes(program) if has_role(node, Role.RECURRENT))
     # The weights of a GRU may be stored in INT8, step by step.
     types = (
-        type_of(node)
+        get_op_type(node)
         for node in recurrent
         if not has_integer_kernel(node)
-        and not (resets_product(node) and stepwise_obstacle(node) is None)
+        and not (resets_product(node) and find_stepwise_obstacle(node) is None)
     )
     return stays_in_fp32(types, "", "no plan quantizes it in OpenVINO", "FP32 or 16 bits")

@@ -12,19 +12,19 @@ from xml.parsers import expat
 
 import numpy as np
 
-from neural_mp.adaptors.common.named_graphs.graph_model import graph_details
+from neural_mp.adaptors.common.named_graphs.graph_model import collect_graph_details
 from neural_mp.adaptors.common.named_graphs.model_metadata import (
     CONVERTED,
     LATER,
     read_details,
-    restored_example,
+    restore_example_inputs,
     write_details,
 )
 from neural_mp.adaptors.common.signatures.signature import Signature
-from neural_mp.adaptors.openvino.graph.edit import name_of, type_of
+from neural_mp.adaptors.openvino.graph.edit import get_op_type, name_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.ops import Role, has_role
-from neural_mp.adaptors.openvino.runtime import core, ov
+from neural_mp.adaptors.openvino.runtime import get_core, ov
 from neural_mp.errors import ModelLoadError, one_line
 from neural_mp.io.files import read_bounded, require_regular_file
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_TENSOR_AXES
@@ -33,14 +33,14 @@ from neural_mp.util.validators import MOST_STREAMS, boolean, integer_between, op
 MODEL_FILE, DETAILS_FILE = "model.xml", "neural_mp_openvino.json"
 
 
-def save(model: OpenVinoModel, folder: Path) -> None:
+def save_model(model: OpenVinoModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
-    write_details(folder / DETAILS_FILE, {**graph_details(model), "streams": model.streams})
+    write_details(folder / DETAILS_FILE, {**collect_graph_details(model), "streams": model.streams})
 
 
-def restore(folder: Path) -> OpenVinoModel:
-    """Read back the files of `save`.
+def restore_model(folder: Path) -> OpenVinoModel:
+    """Read back the files of `save_model`.
 
     Raises:
         ModelLoadError: the files are missing, truncated or tampered with.
@@ -49,14 +49,14 @@ def restore(folder: Path) -> OpenVinoModel:
     path = folder / MODEL_FILE
     check_xml(path)
     try:
-        program = core().read_model(path)
+        program = get_core().read_model(path)
     except (RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{str(path)!r} is damaged: {one_line(error)}") from error
     _check_ports(program, signature, path)
     return OpenVinoModel(
         program,
         signature,
-        restored_example(signature, details),
+        restore_example_inputs(signature, details),
         None if details["converted"] else program,
         details["ops"],
         details.get("results", {}),
@@ -84,7 +84,7 @@ def _check_ports(program: ov.Model, signature: Signature, path: Path) -> None:
 
 def save_file(model: OpenVinoModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write the model alone, as `.xml` and `.bin`; existing files stay until both are complete."""
-    program = model.runs
+    program = model.active_graph
     if metadata:
         program = program.clone()
         for key, value in metadata.items():
@@ -92,7 +92,7 @@ def save_file(model: OpenVinoModel, path: Path, metadata: Mapping[str, str]) -> 
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         complete = Path(scratch) / path.name
         ov.save_model(program, complete, compress_to_fp16=False)
-        weights_file(complete).replace(weights_file(path))
+        find_weights_file(complete).replace(find_weights_file(path))
         complete.replace(path)
 
 
@@ -100,23 +100,25 @@ def dump_graph(model: OpenVinoModel, path: Path) -> tuple[Path, ...]:
     """Write the model; its `.xml` is text."""
     file = path.with_suffix(".xml")
     save_file(model, file, {})
-    return weights_file(file), file
+    return find_weights_file(file), file
 
 
-def digest(program: ov.Model) -> str:
+def program_digest(program: ov.Model) -> str:
     """Return a digest of all nodes and weights."""
     running = hashlib.sha256()
     constants: dict[str, str] = {}
     for node in sorted(program.get_ops(), key=name_of):
         if has_role(node, Role.CONSTANT):
             continue
-        inputs = [_output_identity(port.get_source_output(), constants) for port in node.inputs()]
+        inputs = [
+            _identify_graph_output(port.get_source_output(), constants) for port in node.inputs()
+        ]
         attributes = sorted((key, str(value)) for key, value in node.get_attributes().items())
-        running.update(repr((name_of(node), type_of(node), attributes, inputs)).encode())
+        running.update(repr((name_of(node), get_op_type(node), attributes, inputs)).encode())
     return running.hexdigest()
 
 
-def _output_identity(output: ov.Output, constants: dict[str, str]) -> tuple[str, int]:
+def _identify_graph_output(output: ov.Output, constants: dict[str, str]) -> tuple[str, int]:
     """Return the name of a computed result, or the digest of a constant, whose name may vary."""
     node = output.get_node()
     if not has_role(node, Role.CONSTANT):
@@ -145,7 +147,7 @@ _BITS = {
 _OPSET = "opset"
 
 
-def weights_file(path: Path) -> Path:
+def find_weights_file(path: Path) -> Path:
     """Return the file with the weights of an `.xml` file."""
     return path.with_suffix(".bin")
 
@@ -156,14 +158,14 @@ def check_xml(path: Path) -> None:
     Raises:
         ModelLoadError: the file is missing, malformed or refers outside of its weights.
     """
-    weights = weights_file(path)
+    weights = find_weights_file(path)
     try:
         text = read_bounded(path, MAX_FILE_BYTES)
         require_regular_file(weights)
         size = weights.stat().st_size if weights.exists() else 0
     except OSError as error:
         raise ModelLoadError(f"{str(path)!r} cannot be read: {error}") from error
-    _Checks(path, size).run(text)
+    _Checks(path, size).check_text(text)
 
 
 class _Checks:
@@ -172,7 +174,7 @@ class _Checks:
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size, self._at_root, self._layer = path, size, True, ""
 
-    def run(self, text: bytes) -> None:
+    def check_text(self, text: bytes) -> None:
         parser = expat.ParserCreate()
         parser.StartDoctypeDeclHandler = self._reject_doctype
         parser.EntityDeclHandler = self._reject_doctype
@@ -180,23 +182,25 @@ class _Checks:
         try:
             parser.Parse(text, True)
         except expat.ExpatError as error:
-            raise self._error(f"is not valid XML: {error}") from None
+            raise self._load_error(f"is not valid XML: {error}") from None
 
-    def _error(self, what: str) -> ModelLoadError:
+    def _load_error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{str(self._path)!r} {what}")
 
     def _reject_doctype(self, *_: object) -> None:
-        raise self._error("declares a document type or entities, which model files never do")
+        raise self._load_error("declares a document type or entities, which model files never do")
 
     def _enter_element(self, tag: str, attributes: dict[str, str]) -> None:
         if self._at_root and tag != "net":
-            raise self._error(f"must hold a 'net', got {tag!r}; give the .xml file of OpenVINO")
+            raise self._load_error(
+                f"must hold a 'net', got {tag!r}; give the .xml file of OpenVINO"
+            )
         self._at_root = False
         if tag == "layer":
             self._layer = attributes.get("name", "")
             version = attributes.get("version", "opset1")
             if not version.startswith(_OPSET):
-                raise self._error(
+                raise self._load_error(
                     f"holds the op {self._layer!r} of {version!r}, which is none of OpenVINO's own "
                     f"and needs a library; libraries are never loaded from files"
                 )
@@ -208,9 +212,9 @@ class _Checks:
             offset, size = (int(attributes[key]) for key in ("offset", "size"))
             shape = [int(part) for part in attributes.get("shape", "").split(",") if part.strip()]
         except ValueError:
-            raise self._error(f"has a malformed constant in {self._layer!r}") from None
+            raise self._load_error(f"has a malformed constant in {self._layer!r}") from None
         if min(offset, size, *shape, 0) < 0 or offset + size > self._size:
-            raise self._error(
+            raise self._load_error(
                 f"reads bytes {offset} to {offset + size} for {self._layer!r}, but its weights "
                 f"have {self._size} bytes; copy the .bin file that belongs to it"
             )
@@ -218,9 +222,9 @@ class _Checks:
         if kind == "string":
             return
         if kind not in _BITS or len(shape) > MAX_TENSOR_AXES:
-            raise self._error(f"has a constant of unknown type {kind!r} in {self._layer!r}")
+            raise self._load_error(f"has a constant of unknown type {kind!r} in {self._layer!r}")
         if math.prod(shape) * _BITS[kind] > 8 * size:
-            raise self._error(
+            raise self._load_error(
                 f"has a constant of shape {shape} and type {kind} in {self._layer!r}, but only "
                 f"{size} bytes for it"
             )

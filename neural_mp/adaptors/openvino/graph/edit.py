@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import numpy as np
 
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
-from neural_mp.adaptors.openvino.runtime import dtype_of, in_own_type, ov
+from neural_mp.adaptors.openvino.ops import Role, get_op_row, has_role
+from neural_mp.adaptors.openvino.runtime import get_numpy_dtype, in_own_type, ov
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import Array
 
@@ -25,19 +25,19 @@ def name_of(node: ov.Node) -> str:
     return str(node.get_friendly_name())
 
 
-def type_of(node: ov.Node) -> str:
+def get_op_type(node: ov.Node) -> str:
     """Return the op type of a node, such as `Convolution`."""
     return str(node.get_type_name())
 
 
-def readers_of(output: ov.Output) -> list[ov.Node]:
+def list_result_readers(output: ov.Output) -> list[ov.Node]:
     """Return the nodes that read a result."""
     return [port.get_node() for port in output.get_target_inputs()]
 
 
-def only_reader(output: ov.Output) -> ov.Node | None:
+def find_only_reader(output: ov.Output) -> ov.Node | None:
     """Return the node that reads a result; None unless it is a single one."""
-    readers = readers_of(output)
+    readers = list_result_readers(output)
     return readers[0] if len(readers) == 1 else None
 
 
@@ -53,18 +53,18 @@ def give_name(name: str, node: ov.Node) -> ov.Node:
     return node
 
 
-def weight_of(node: ov.Node) -> ov.Output:
+def get_weight_output(node: ov.Node) -> ov.Output:
     """Return the output that a layer reads as its weight, or a table as its rows."""
-    return node.input_value(row_of(node).weight)
+    return node.input_value(get_op_row(node).weight)
 
 
-def tensor_of(output: ov.Output) -> str:
+def get_tensor_name(output: ov.Output) -> str:
     """Return the name of a result: that of its op, with an index for further results."""
     index = output.get_index()
     return name_of(output.get_node()) + (f":{index}" if index else "")
 
 
-def outputs_of(node: ov.Node) -> list[ov.Output]:
+def list_read_outputs(node: ov.Node) -> list[ov.Output]:
     """Return the first result of a node and all further results that are read."""
     first, *rest = node.outputs()
     return [first, *(output for output in rest if output.get_target_inputs())]
@@ -81,7 +81,7 @@ def rank_of(output: ov.Output) -> int | None:
     return int(rank.get_length()) if rank.is_static else None
 
 
-def sizes_of(output: ov.Output) -> tuple[int | None, ...] | None:
+def get_known_sizes(output: ov.Output) -> tuple[int | None, ...] | None:
     """Return the shape of a result, None for a free size; None if the rank is unknown."""
     shape = output.get_partial_shape()
     if shape.rank.is_dynamic:
@@ -94,7 +94,7 @@ def is_constant(output: ov.Output, depth: int = 4) -> bool:
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
         return True
-    if not depth or type_of(node) not in _FOLDED:
+    if not depth or get_op_type(node) not in _FOLDED:
         return False
     return all(is_constant(value, depth - 1) for value in node.input_values())
 
@@ -106,7 +106,7 @@ def _fold_reshape(node: ov.Node, array: Array, *_: Array) -> Array:
 #: Op between a constant and its reader in the graphs of the frontends → its value in numpy.
 _FOLDED: Mapping[str, Callable[..., Array]] = {
     "Broadcast": lambda node, x, *_: np.broadcast_to(x, list(node.output(0).get_shape())),
-    "Convert": lambda node, x: x.astype(dtype_of(node.output(0).get_element_type())),
+    "Convert": lambda node, x: x.astype(get_numpy_dtype(node.output(0).get_element_type())),
     "Multiply": lambda _, x, y: x * y,
     "Reshape": _fold_reshape,
     "Squeeze": _fold_reshape,
@@ -116,7 +116,7 @@ _FOLDED: Mapping[str, Callable[..., Array]] = {
 }
 
 
-def nodes_before(node: ov.Node, ends: Role) -> Iterator[ov.Node]:
+def iterate_nodes_before(node: ov.Node, ends: Role) -> Iterator[ov.Node]:
     """Yield the nodes that a node is computed from, but none before those of a role."""
     waiting, visited = [value.get_node() for value in node.input_values()], set[str]()
     while waiting:
@@ -128,44 +128,44 @@ def nodes_before(node: ov.Node, ends: Role) -> Iterator[ov.Node]:
                 waiting += [value.get_node() for value in source.input_values()]
 
 
-def array_of(output: ov.Output) -> Array | None:
+def get_constant_array(output: ov.Output) -> Array | None:
     """Return the value of a constant result in numpy; None for a computed one."""
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
         return in_own_type(node.get_data(), node.get_element_type())
     if not is_constant(output):
         return None
-    arrays = [array_of(value) for value in node.input_values()]
-    return None if any(a is None for a in arrays) else _FOLDED[type_of(node)](node, *arrays)
+    arrays = [get_constant_array(value) for value in node.input_values()]
+    return None if any(a is None for a in arrays) else _FOLDED[get_op_type(node)](node, *arrays)
 
 
-def graphs_in(model: ov.Model) -> Iterator[ov.Model]:
+def iterate_nested_graphs(model: ov.Model) -> Iterator[ov.Model]:
     """Yield a graph and the bodies of its loops and branches."""
     yield model
     for node in model.get_ops():
-        if type_of(node) in ("TensorIterator", "Loop"):
-            yield from graphs_in(node.get_function())
-        elif type_of(node) == "If":
+        if get_op_type(node) in ("TensorIterator", "Loop"):
+            yield from iterate_nested_graphs(node.get_function())
+        elif get_op_type(node) == "If":
             for branch in range(2):
-                yield from graphs_in(node.get_function(branch))
+                yield from iterate_nested_graphs(node.get_function(branch))
 
 
-def constants_read(node: ov.Node) -> Iterator[ov.Node]:
+def iterate_read_constants(node: ov.Node) -> Iterator[ov.Node]:
     """Yield the Constant nodes that a node reads, also behind ops on constants."""
     for value in node.input_values():
-        yield from _constants_behind(value)
+        yield from _iterate_constants_behind(value)
 
 
-def _constants_behind(output: ov.Output) -> Iterator[ov.Node]:
+def _iterate_constants_behind(output: ov.Output) -> Iterator[ov.Node]:
     if not is_constant(output):
         return
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
         yield node
-    yield from constants_read(node)
+    yield from iterate_read_constants(node)
 
 
-def op_nodes(model: ov.Model) -> Iterator[ov.Node]:
+def iterate_op_nodes(model: ov.Model) -> Iterator[ov.Node]:
     """Yield the nodes of a graph in execution order, except boundaries and ops on constants."""
     for node in model.get_ordered_ops():
         computed = bool(node.outputs()) and not is_constant(node.output(0))
@@ -180,16 +180,18 @@ def give_stable_names(model: ov.Model, types: Collection[str]) -> None:
     with a counted name takes that of its first named reader, e.g. `conv1/bias/Multiply`, or else
     its type.
     """
-    type_names = {*types, *map(type_of, model.get_ops()), "Multiply", "Result"}
+    type_names = {*types, *map(get_op_type, model.get_ops()), "Multiply", "Result"}
     reserved = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
     assigned: set[str] = set()
     for node in reversed(model.get_ordered_ops()):
         name, counted = name_of(node), _COUNTED_RE.match(name_of(node))
         made_up = counted is not None and counted["type"] in type_names
         if made_up or name in assigned:
-            stem = type_of(node)
+            stem = get_op_type(node)
             # The set of readers has no order.
-            readers = [reader for output in node.outputs() for reader in readers_of(output)]
+            readers = [
+                reader for output in node.outputs() for reader in list_result_readers(output)
+            ]
             named = [name_of(reader) for reader in readers if not has_role(reader, Role.RESULT)]
             if named:
                 stem = f"{min(named)}/{stem}"
@@ -198,7 +200,7 @@ def give_stable_names(model: ov.Model, types: Collection[str]) -> None:
         assigned.add(name)
 
 
-def rename(model: ov.Model, names: Mapping[str, str]) -> dict[str, str]:
+def rename_graph_ops(model: ov.Model, names: Mapping[str, str]) -> dict[str, str]:
     """Rename ops, and the nodes that `give_stable_names` named after these; return all names."""
     reserved = {*map(name_of, model.get_ops())} - names.keys()
     new_names = dict(names)

@@ -22,9 +22,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from neural_mp.adaptors.common.kernels.runtime_probe import probe_results, try_each, version_of
+from neural_mp.adaptors.common.kernels.runtime_probe import (
+    find_installed_version,
+    probe_results,
+    try_each,
+)
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.weights.cross_layer_scaling import rounded_weight
+from neural_mp.adaptors.common.weights.cross_layer_scaling import round_int8_weight
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GROUP_SIZES,
     BitOrder,
@@ -32,22 +36,22 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupParameters,
     Quantizer,
     group_spec,
-    input_group,
+    input_group_size,
+    iterate_product_specs,
     middle_code,
     pack_codes,
-    product_specs,
-    rounded_inputs,
+    round_grouped_inputs,
 )
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
+    get_constant_array,
+    get_weight_output,
     give_name,
     is_constant,
     is_float,
     name_of,
     redirect_inputs,
-    weight_of,
 )
-from neural_mp.adaptors.openvino.ops import Role, has_role, row_of
+from neural_mp.adaptors.openvino.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_qmax, weight_quant_spec
@@ -85,9 +89,9 @@ class Case:
         return f"{self.op.name} {self.spec} at {self.input_group}"
 
 
-def cases() -> Iterator[Case]:
+def probe_cases() -> Iterator[Case]:
     """Yield the kernels to probe; a model may have a smaller group of inputs than of weights."""
-    for spec in product_specs(KernelInputs.INT8):
+    for spec in iterate_product_specs(KernelInputs.INT8):
         for group in dict.fromkeys((spec.group_size or 0, min(GROUP_SIZES))):
             yield Case(Role.PRODUCT, spec, group)
     for size in GROUP_SIZES:
@@ -108,9 +112,9 @@ def low_bit_specs(op: Role, outputs: int, inputs: int) -> tuple[QuantSpec, ...] 
     if not fitting:
         sizes = ", ".join(map(str, GROUP_SIZES))
         return f"weights in groups require inputs that a group size divides ({sizes}), got {inputs}"
-    probed = _working_cases()
+    probed = _probe_working_cases()
     working: dict[QuantSpec, bool] = {}
-    for case in cases():
+    for case in probe_cases():
         if case.op is op and case.spec.group_size in fitting:
             working[case.spec] = working.get(case.spec, True) and str(case) in probed
     specs = tuple(spec for spec, works in working.items() if works)
@@ -124,12 +128,12 @@ def by_channel_spec(outputs: int, inputs: int) -> QuantSpec | None:
     """
     if outputs < _MIN_OUTPUTS or inputs < min(GROUP_SIZES):
         return None
-    case = Case(Role.PRODUCT, BY_CHANNEL, input_group(BY_CHANNEL, inputs))
-    return BY_CHANNEL if str(case) in _working_cases() else None
+    case = Case(Role.PRODUCT, BY_CHANNEL, input_group_size(BY_CHANNEL, inputs))
+    return BY_CHANNEL if str(case) in _probe_working_cases() else None
 
 
-def _working_cases() -> frozenset[str]:
-    return probe_results(__name__, f"{_VERSION} {version_of('openvino')}")
+def _probe_working_cases() -> frozenset[str]:
+    return probe_results(__name__, f"{_VERSION} {find_installed_version('openvino')}")
 
 
 def set_input_group(program: ov.Model, size: int) -> None:
@@ -137,7 +141,9 @@ def set_input_group(program: ov.Model, size: int) -> None:
     program.set_rt_info(str(size), list(INPUT_GROUP))
 
 
-def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> ov.Node:
+def build_grouped_weight(
+    name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec
+) -> ov.Node:
     """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
     codes = give_name(stored_name, _pack_codes(weight.full_groups(), spec))
     steps = give_name(f"{name}/float", ops.convert(codes, "f32"))
@@ -170,34 +176,34 @@ def _pack_codes(codes: Array, spec: QuantSpec) -> ov.Node:
 
 def is_table(node: ov.Node) -> bool:
     """Whether an op reads rows of a constant float32 table, e.g. an embedding."""
-    if not has_role(node, Role.TABLE) or not is_constant(weight_of(node)):
+    if not has_role(node, Role.TABLE) or not is_constant(get_weight_output(node)):
         return False
-    axis = array_of(node.input_value(2))
+    axis = get_constant_array(node.input_value(2))
     at_start = axis is not None and not np.any(axis)
     computed = not is_constant(node.input_value(1))
-    is_matrix = len(weight_of(node).get_partial_shape()) == 2
-    return at_start and computed and is_matrix and is_float(weight_of(node))
+    is_matrix = len(get_weight_output(node).get_partial_shape()) == 2
+    return at_start and computed and is_matrix and is_float(get_weight_output(node))
 
 
-def matrix_of(node: ov.Node) -> Array:
+def make_weight_matrix(node: ov.Node) -> Array:
     """Return the weight of a product as [outputs, inputs], or the rows of a table."""
-    weight = np.asarray(array_of(weight_of(node)), np.float32)
+    weight = np.asarray(get_constant_array(get_weight_output(node)), np.float32)
     as_stored = has_role(node, Role.TABLE) or node.get_attributes()["transpose_b"]
     return weight if as_stored else np.ascontiguousarray(weight.T)
 
 
-def matrix_sizes(node: ov.Node) -> tuple[int, int]:
+def count_matrix_sizes(node: ov.Node) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a product."""
-    sizes = list(weight_of(node).get_shape())
+    sizes = list(get_weight_output(node).get_shape())
     outputs, inputs = sizes if node.get_attributes()["transpose_b"] else sizes[::-1]
     return int(outputs), int(inputs)
 
 
 def put_matrix(node: ov.Node, weight: ov.Node) -> None:
-    """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
+    """Replace the weight of a product or a table by a node shaped as `make_weight_matrix`."""
     if has_role(node, Role.PRODUCT):
         node.set_attribute("transpose_b", True)
-    redirect_inputs([node.input(row_of(node).weight)], weight)
+    redirect_inputs([node.input(get_op_row(node).weight)], weight)
 
 
 #: An int8 weight, and the scales of its channels.
@@ -211,7 +217,7 @@ def rounded_weights(program: ov.Model) -> dict[tuple[str, int], Rounded]:
     return _ROUNDED.setdefault(program, {})
 
 
-def layer_weight(
+def build_layer_weight(
     stem: str, node: ov.Node, spec: QuantSpec, known: MutableMapping[tuple[str, int], Rounded]
 ) -> ov.Node:
     """Return an int8 constant with its dequantization, in place of a layer's weight.
@@ -220,15 +226,17 @@ def layer_weight(
     """
     key = name_of(node), weight_qmax(spec)
     if key not in known:
-        weight = np.asarray(array_of(weight_of(node)), np.float32)
-        channels = row_of(node).weight_outputs
+        weight = np.asarray(get_constant_array(get_weight_output(node)), np.float32)
+        channels = get_op_row(node).weight_outputs
         if has_role(node, Role.PRODUCT):
             channels = (0 if node.get_attributes()["transpose_b"] else 1,)
         known[key] = _round_weight(weight, channels, spec)
     return _dequantized(stem, known[key])
 
 
-def dequantized(stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> ov.Node:
+def dequantized_constant(
+    stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec
+) -> ov.Node:
     """Return an int8 constant with its dequantization; `channels` are the axes with own scales."""
     return _dequantized(stem, _round_weight(weight, channels, spec))
 
@@ -247,13 +255,13 @@ def _dequantized(stem: str, rounded: Rounded) -> ov.Node:
     return give_name(stem, ops.multiply(widened, ops.constant(scales)))
 
 
-def product_weight(stem: str, matrix: Array, spec: QuantSpec) -> ov.Node:
+def build_product_weight(stem: str, matrix: Array, spec: QuantSpec) -> ov.Node:
     """Return an int8 constant with its dequantization, in place of a weight [outputs, inputs].
 
     A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
     two readers of the multiplication would make the plugin restore the weight to floats.
     """
-    scaled = give_name(f"{stem}/scaled", dequantized(stem, matrix[:, None], (0,), spec))
+    scaled = give_name(f"{stem}/scaled", dequantized_constant(stem, matrix[:, None], (0,), spec))
     return give_name(stem, _add_reshape(scaled, matrix.shape))
 
 
@@ -264,7 +272,10 @@ def rows_of_table(stem: str, node: ov.Node, spec: QuantSpec) -> list[ov.Node]:
     other tensors of the model are quantized. With uint8, which has a zero point, both steps run as
     one kernel.
     """
-    table, limit = np.asarray(array_of(weight_of(node)), np.float32), weight_qmax(spec)
+    table, limit = (
+        np.asarray(get_constant_array(get_weight_output(node)), np.float32),
+        weight_qmax(spec),
+    )
     scales = weight_scales(table, (1,), limit)
     codes = round_to_int8(table, scales, limit).astype(np.int16) + _MIDDLE
     stored = give_name(f"{stem}{STORED}", ops.constant(codes.astype(np.uint8)))
@@ -279,16 +290,16 @@ def rows_of_table(stem: str, node: ov.Node, spec: QuantSpec) -> list[ov.Node]:
 
 def _probe_case(name: str) -> Iterator[str]:
     """Yield the name of a case that works."""
-    (case,) = (case for case in cases() if str(case) == name)
+    (case,) = (case for case in probe_cases() if str(case) == name)
     random = np.random.default_rng(0)
     weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
     if case.spec.group_size is None:
-        stored = rounded_weight(weight, weight_qmax(case.spec), (1,))
-        factor = product_weight("w", weight, case.spec)
+        stored = round_int8_weight(weight, weight_qmax(case.spec), (1,))
+        factor = build_product_weight("w", weight, case.spec)
     else:
-        grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
-        stored = grouped.floats()
-        factor = grouped_weight("w", "w/stored", grouped, case.spec)
+        grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).round_to_nearest(weight)
+        stored = grouped.to_floats()
+        factor = build_grouped_weight("w", "w/stored", grouped, case.spec)
     if case.op is Role.TABLE:
         inputs: Array = np.arange(_ROWS)
         parameter = ops.parameter([-1], np.int64, name="x")
@@ -297,7 +308,7 @@ def _probe_case(name: str) -> Iterator[str]:
         inputs = random.standard_normal((_ROWS, _INPUTS), np.float32)
         parameter = ops.parameter([-1, _INPUTS], np.float32, name="x")
         result = ops.matmul(parameter, factor, False, True)
-        expected = rounded_inputs(inputs, case.input_group) @ stored.T
+        expected = round_grouped_inputs(inputs, case.input_group) @ stored.T
     model = ov.Model([result], [parameter], "probe")
     set_input_group(model, case.input_group)
     (output,) = Runner(model)([inputs])
@@ -306,4 +317,4 @@ def _probe_case(name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    try_each(map(str, cases()), _probe_case, ConversionError)
+    try_each(map(str, probe_cases()), _probe_case, ConversionError)

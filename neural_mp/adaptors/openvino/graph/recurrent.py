@@ -19,15 +19,15 @@ from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, w
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES
 from neural_mp.adaptors.openvino.graph.edit import (
-    array_of,
+    get_constant_array,
+    get_op_type,
     give_name,
     is_constant,
     name_of,
     redirect_inputs,
-    type_of,
 )
-from neural_mp.adaptors.openvino.graph.integer_weights import product_weight
-from neural_mp.adaptors.openvino.ops import Recurrence, Role, has_role, row_of
+from neural_mp.adaptors.openvino.graph.integer_weights import build_product_weight
+from neural_mp.adaptors.openvino.ops import Recurrence, Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.observations import Range
 from neural_mp.core.quant_spec import QuantSpec
@@ -41,35 +41,35 @@ _LEAST_STATE = 256
 _GATES = 3
 
 
-def recurrence_of(node: ov.Node) -> Recurrence:
+def list_recurrent_inputs(node: ov.Node) -> Recurrence:
     """Return the inputs of a recurrent op over sequences."""
-    recurrence = row_of(node).recurrence
+    recurrence = get_op_row(node).recurrence
     assert recurrence is not None
     return recurrence
 
 
 def has_integer_kernel(node: ov.Node) -> bool:
     """Whether an op is a sequence with an integer kernel."""
-    return has_role(node, Role.SEQUENCE) and kernel_obstacle(node) is None
+    return has_role(node, Role.SEQUENCE) and find_kernel_obstacle(node) is None
 
 
-def kernel_obstacle(node: ov.Node) -> str | None:
+def find_kernel_obstacle(node: ov.Node) -> str | None:
     """Return the reason why a recurrent op has no integer kernel; None if it has one."""
     if not has_role(node, Role.SEQUENCE):
         return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
     if resets_product(node):
         return "the integer kernel of GRU applies the reset gate to the state"
-    state = node.input_value(recurrence_of(node).states[0])
+    state = node.input_value(list_recurrent_inputs(node).states[0])
     while state.get_node().get_input_size():
         state = state.get_node().input_value(0)
     if has_role(state.get_node(), Role.INPUT):
         return "its initial state is given: the kernel would clip it to the range of later states"
-    return sequence_obstacle(node)
+    return find_sequence_obstacle(node)
 
 
-def sequence_obstacle(node: ov.Node) -> str | None:
+def find_sequence_obstacle(node: ov.Node) -> str | None:
     """Return the reason why no other form replaces a sequence; None if one can."""
-    form, attributes = recurrence_of(node), node.get_attributes()
+    form, attributes = list_recurrent_inputs(node), node.get_attributes()
     if attributes["direction"] not in _WAYS:
         return "the integer kernel runs in a single direction"
     activations = tuple(attributes.get("activations") or form.activations)
@@ -87,7 +87,7 @@ def sequence_obstacle(node: ov.Node) -> str | None:
 def _has_whole_sequences(node: ov.Node, form: Recurrence) -> bool:
     """Whether every sequence is as long as the input; lengths may be those of the shape."""
     length = node.input_value(0).get_partial_shape()[1]
-    lengths = array_of(node.input_value(form.lengths))
+    lengths = get_constant_array(node.input_value(form.lengths))
     if length.is_dynamic:
         return lengths is None
     return lengths is None or bool((lengths == length.get_length()).all())
@@ -102,7 +102,7 @@ def split_directions(program: ov.Model) -> bool:
     splits: dict[tuple[str, int, int], list[ov.Node | ov.Output]] = {}
     has_split = False
     for node in program.get_ordered_ops():
-        form = row_of(node).recurrence
+        form = get_op_row(node).recurrence
         if form is None or node.get_attributes()["direction"] in _WAYS:
             continue
         has_split = True
@@ -125,7 +125,7 @@ def _in_both_directions(
     States of one origin share a split, to be kept in `splits`: OpenVINO merges equal ops when it
     infers shapes.
     """
-    attributes, build = node.get_attributes(), _BUILDERS[type_of(node)]
+    attributes, build = node.get_attributes(), _BUILDERS[get_op_type(node)]
     positions = range(node.get_input_size())
     sources = [[node.input_value(position)] * len(_WAYS) for position in positions]
     for position in (*form.states, *form.weights, form.bias):
@@ -154,15 +154,15 @@ _OPTIONS = ("activations", "activations_alpha", "activations_beta", "clip", "lin
 def _split_by_direction(output: ov.Output, axis: int) -> list[ov.Node | ov.Output]:
     node = output.get_node()
     if has_role(node, Role.CONSTANT):
-        parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
+        parts = np.split(np.asarray(get_constant_array(output)), len(_WAYS), axis)
         return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
-    if type_of(node) == "Convert" and is_constant(output):
+    if get_op_type(node) == "Convert" and is_constant(output):
         parts = _split_by_direction(node.input_value(0), axis)
         return [ops.convert(part, output.get_element_type()) for part in parts]
     return list(ops.split(output, np.int64(axis), len(_WAYS)).outputs())
 
 
-def input_widths(nodes: Iterable[ov.Node]) -> dict[str, int]:
+def choose_input_widths(nodes: Iterable[ov.Node]) -> dict[str, int]:
     """Return sequence in INT8 → the size of its input, padded with zeros to a size of its own.
 
     The plugin reuses a kernel for an op of the same sizes although its scales differ.
@@ -170,9 +170,9 @@ def input_widths(nodes: Iterable[ov.Node]) -> dict[str, int]:
     widths: dict[str, int] = {}
     reserved = set()
     for node in nodes:
-        width = int(node.input_value(recurrence_of(node).weights[0]).get_shape()[2])
+        width = int(node.input_value(list_recurrent_inputs(node).weights[0]).get_shape()[2])
         attributes = node.get_attributes()
-        kind = type_of(node), attributes["direction"], attributes["hidden_size"]
+        kind = get_op_type(node), attributes["direction"], attributes["hidden_size"]
         while (*kind, width) in reserved:
             width += _PADDING
         reserved.add((*kind, width))
@@ -198,8 +198,11 @@ def _quantize_inputs(
     node: ov.Node, span: Range, state: QuantParams, limit: int, width: int
 ) -> Iterator[tuple[int, str, ov.Node]]:
     """Yield position, name and node of what a sequence reads in INT8."""
-    form, own = recurrence_of(node), QuantParams.signed(span)
-    weights = [np.asarray(array_of(node.input_value(index)), np.float32) for index in form.weights]
+    form, own = list_recurrent_inputs(node), QuantParams.signed(span)
+    weights = [
+        np.asarray(get_constant_array(node.input_value(index)), np.float32)
+        for index in form.weights
+    ]
     source, extra = node.input_value(0), width - weights[0].shape[2]
     if extra:
         padded = ops.pad(
@@ -213,7 +216,7 @@ def _quantize_inputs(
     factor = np.float32(own.scale / state.scale)
     weights[0] = np.pad(weights[0] * factor, [(0, 0), (0, 0), (0, extra)])
     scales = np.maximum(*(weight_scales(weight, (2,), limit) for weight in weights))
-    if type_of(node) == "LSTMSequence":
+    if get_op_type(node) == "LSTMSequence":
         # The plugin swaps the rows of the first two gates for its kernel, but not their scales.
         first_two = scales.reshape(-1, 4, scales.shape[1] // 4, 1)[:, :2]
         first_two[:] = first_two.max(1, keepdims=True)
@@ -234,12 +237,12 @@ def resets_product(node: ov.Node) -> bool:
     return is_sequence and bool(node.get_attributes().get("linear_before_reset"))
 
 
-def stepwise_obstacle(node: ov.Node) -> str | None:
+def find_stepwise_obstacle(node: ov.Node) -> str | None:
     """Return the reason why a GRU cannot run in such steps; None if it can."""
-    reason = sequence_obstacle(node)
+    reason = find_sequence_obstacle(node)
     if reason is not None:
         return reason
-    inputs, state = stepwise_inputs(node)
+    inputs, state = count_stepwise_inputs(node)
     if inputs < min(GROUP_SIZES):
         return f"INT8 weights alone require at least {min(GROUP_SIZES)} inputs, got {inputs}"
     if state < _LEAST_STATE:
@@ -250,28 +253,30 @@ def stepwise_obstacle(node: ov.Node) -> str | None:
     return None
 
 
-def stepwise_inputs(node: ov.Node) -> tuple[int, int]:
+def count_stepwise_inputs(node: ov.Node) -> tuple[int, int]:
     """Return the numbers of inputs and of states of a GRU, the inputs of its products."""
-    position = recurrence_of(node).weights[0]
+    position = list_recurrent_inputs(node).weights[0]
     return int(node.input_value(position).get_shape()[2]), int(node.get_attributes()["hidden_size"])
 
 
-def steps_of(stem: str, node: ov.Node, spec: QuantSpec) -> tuple[list[ov.Node], list[ov.Node]]:
+def insert_gru_steps(
+    stem: str, node: ov.Node, spec: QuantSpec
+) -> tuple[list[ov.Node], list[ov.Node]]:
     """Return inserted nodes, and nodes with the results of a GRU: of all steps, and of the last.
 
     The GRU runs in one direction; names of inserted nodes start with `stem`.
     """
-    form = recurrence_of(node)
+    form = list_recurrent_inputs(node)
     weight, recurrent, bias = (
-        np.asarray(array_of(node.input_value(position)))[0]
+        np.asarray(get_constant_array(node.input_value(position)))[0]
         for position in (*form.weights, form.bias)
     )
     size = recurrent.shape[1]
-    input_weight = product_weight(f"{stem}/input", weight, spec)
+    input_weight = build_product_weight(f"{stem}/input", weight, spec)
     product = ops.matmul(node.input_value(0), input_weight, False, True)
-    projection = ops.add(product, _row_constant(bias[: _GATES * size]))
+    projection = ops.add(product, _make_row_constant(bias[: _GATES * size]))
     state_bias = np.pad(bias[_GATES * size :], (2 * size, 0))
-    body = _build_step(product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
+    body = _build_step(build_product_weight(f"{stem}/recurrent", recurrent, spec), state_bias, size)
     iterator = ops.tensor_iterator()
     iterator.set_body(body)
     state, step = body.get_parameters()
@@ -296,7 +301,7 @@ def _build_step(weight: ov.Node, bias: Array, size: int) -> ov.Model:
     """Return the graph of one step: state and read gates → the next state."""
     state = ops.parameter([-1, 1, size], np.float32, name="state")
     projection = ops.parameter([-1, 1, _GATES * size], np.float32, name="read")
-    own = ops.add(ops.matmul(state, weight, False, True), _row_constant(bias))
+    own = ops.add(ops.matmul(state, weight, False, True), _make_row_constant(bias))
     axis = np.int64(2)
     read_gates, own_gates = (ops.split(term, axis, _GATES).outputs() for term in (projection, own))
     update, reset = (ops.sigmoid(ops.add(read_gates[i], own_gates[i])) for i in range(2))
@@ -306,5 +311,5 @@ def _build_step(weight: ov.Node, bias: Array, size: int) -> ov.Model:
     return ov.Model([ops.result(following)], [state, projection], "step")
 
 
-def _row_constant(values: Array) -> ov.Node:
+def _make_row_constant(values: Array) -> ov.Node:
     return ops.constant(np.asarray(values, np.float32)[None, None])

@@ -21,13 +21,13 @@ from neural_mp.adaptors.pytorch.capture.graph_capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.casts import PRECISIONS
-from neural_mp.adaptors.pytorch.graph.fusion import fused_layers
+from neural_mp.adaptors.pytorch.graph.fusion import map_fused_layers
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, TorchModel
 from neural_mp.adaptors.pytorch.graph.qdq_ops import register_op
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import quantize_agnostic
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.precision import Precision
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import convert_to_numpy
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ def simplify_graph(module: GraphModule) -> None:
             _make_padding_numeric(node)
         elif node.target is aten.pad.default:
             _pad_with_constants(node)
-        rewriter.rewrite(node)
+        rewriter.rewrite_node(node)
     for node in list(module.graph.nodes):
         if node.target in layers.CONVOLUTIONS:
             _fold_padding(node)
@@ -61,10 +61,10 @@ def _fold_constants(module: GraphModule) -> None:
         sources = node.all_input_nodes
         if node.op != "call_function" or not sources or not hasattr(node.target, "tags"):
             continue
-        values = {source: fx.constant(module, source) for source in sources}
+        values = {source: fx.get_constant(module, source) for source in sources}
         if torch.Tag.nondeterministic_seeded in node.target.tags or None in values.values():
             continue
-        readers = _tensor_readers(node)
+        readers = _list_tensor_readers(node)
         if readers is None:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -81,7 +81,7 @@ def _fold_constants(module: GraphModule) -> None:
             module.graph.erase_node(node)
 
 
-def _tensor_readers(node: Node) -> dict[Node, int | None] | None:
+def _list_tensor_readers(node: Node) -> dict[Node, int | None] | None:
     """Return the nodes that hold an op's tensors, each with its index among several results.
 
     None if a result is no tensor.
@@ -102,20 +102,20 @@ class _DenseRewriter:
         self.module = module
         self.transposed: dict[str, str] = {}
 
-    def rewrite(self, node: Node) -> None:
+    def rewrite_node(self, node: Node) -> None:
         """Rewrite `node` to a dense layer if the second factor is constant."""
         bias: Any = None
         if node.target is aten.addmm.default:
             bias, lhs, rhs = node.args
-            value = fx.constant(self.module, bias)
+            value = fx.get_constant(self.module, bias)
             if node.kwargs or value is None or value.shape != node.meta["val"].shape[-1:]:
                 return
         elif node.target in (aten.mm.default, aten.matmul.default):
             lhs, rhs = node.args
         else:
             return
-        factor = fx.constant(self.module, rhs)
-        if factor is None or factor.ndim != 2 or fx.constant(self.module, lhs) is not None:
+        factor = fx.get_constant(self.module, rhs)
+        if factor is None or factor.ndim != 2 or fx.get_constant(self.module, lhs) is not None:
             return
         weight = self._transpose_weight(rhs, factor, node)
         node.target = layers.LINEAR
@@ -133,7 +133,7 @@ class _DenseRewriter:
 
 def _pad_with_constants(pad: Node) -> None:
     """Canonicalize constant padding; remove padding of zero width."""
-    image, sides, mode, value = fx.arguments(pad).values()
+    image, sides, mode, value = fx.get_arguments(pad).values()
     if mode != "constant":
         return
     if not any(sides) and not any(user.op == "output" for user in pad.users):
@@ -146,11 +146,11 @@ def _pad_with_constants(pad: Node) -> None:
 
 def _make_padding_numeric(conv: Node) -> None:
     """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
-    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[_NAMED_PADDING[conv.target]]
+    args, axes = fx.get_arguments(conv), layers.CONVOLUTIONS[_NAMED_PADDING[conv.target]]
     source, total = args["input"], [0] * axes
     if args["padding"] == "same":
         kernel = args["weight"].meta["val"].shape[2:]
-        dilation = layers.per_axis(args["dilation"], axes)
+        dilation = layers.expand_per_axis(args["dilation"], axes)
         total = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
     if any(size % 2 for size in total):
         sides = [side for size in reversed(total) for side in (size // 2, size - size // 2)]
@@ -165,17 +165,17 @@ def _make_padding_numeric(conv: Node) -> None:
 
 def _fold_padding(conv: Node) -> None:
     """Merge symmetric zero padding into the convolution."""
-    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[conv.target]
+    args, axes = fx.get_arguments(conv), layers.CONVOLUTIONS[conv.target]
     if not isinstance(args["input"], Node) or args["input"].target is not layers.PADDING:
         return
-    image, sides, value = fx.arguments(args["input"]).values()
+    image, sides, value = fx.get_arguments(args["input"]).values()
     if value != 0 or len(sides) > 2 * axes:
         return
     sides = [*sides, *[0] * (2 * axes - len(sides))]
     low, high = sides[::2], sides[1::2]
     if low != high or not all(isinstance(side, int) and side >= 0 for side in sides):
         return
-    own = layers.per_axis(args["padding"], axes)
+    own = layers.expand_per_axis(args["padding"], axes)
     padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
     fx.set_arguments(conv, input=image, padding=padding)
 
@@ -200,7 +200,7 @@ def canonicalize_graph(module: GraphModule, path: str = WHOLE) -> GraphModule:
             node.target = grouped_product
     simplify_graph(module)
     _fold_batch_norms(module)
-    fx.finish(module)
+    fx.finish_graph(module)
     name_ops(module, path)
     return module
 
@@ -233,13 +233,13 @@ def drop_updates(module: GraphModule) -> list[str]:
         if node.target is aten.copy_.default and node.args[0].op in ("placeholder", "get_attr"):
             target = node.args[0]
             if target.op == "get_attr":
-                warnings.append(kept_buffer(str(target.target)))
+                warnings.append(dropped_update_warning(str(target.target)))
             node.replace_all_uses_with(node.args[1])
             module.graph.erase_node(node)
     return warnings
 
 
-def kept_buffer(name: str) -> str:
+def dropped_update_warning(name: str) -> str:
     """Return the warning for a buffer whose updates converted models leave out."""
     return (
         f"buffer {name!r}, which the model updates in every run, keeps its value in converted "
@@ -272,7 +272,8 @@ def _fold_batch_norms(module: GraphModule) -> None:
             and len(layer.users) == 1
             and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
             and all(
-                part is None or fx.constant(module, part) is not None for part in layer.args[1:3]
+                part is None or fx.get_constant(module, part) is not None
+                for part in layer.args[1:3]
             )
             and (layer.target is not layers.LINEAR or norm.meta["val"][0].ndim == 2)
         ):
@@ -284,16 +285,18 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 
 def _fold_batch_norm(module: GraphModule, layer: Node, norm: Node) -> None:
-    normed = (fx.constant(module, argument) for argument in norm.args[1:5])
-    weight, bias = (fx.constant(module, fx.arguments(layer)[name]) for name in ("weight", "bias"))
+    normed = (fx.get_constant(module, argument) for argument in norm.args[1:5])
+    weight, bias = (
+        fx.get_constant(module, fx.get_arguments(layer)[name]) for name in ("weight", "bias")
+    )
     assert weight is not None
     affine = Affine.identity(len(weight))
     if bias is not None:
-        affine.then_add(as_numpy(bias))
-    parameters = [None if value is None else as_numpy(value) for value in normed]
+        affine.then_add(convert_to_numpy(bias))
+    parameters = [None if value is None else convert_to_numpy(value) for value in normed]
     affine.then_normalize(parameters, norm.args[6])
     # Axis 0 of a layer's weight is the output channel.
-    values, scale = as_numpy(weight), affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    values, scale = convert_to_numpy(weight), affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
     # Rounding once suffices for float32; scaling in float64 would double the memory.
     scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
     scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
@@ -321,7 +324,7 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
             node.meta[fx.OP_NAME] = full_path
         else:
             node.meta[fx.OP_NAME] = reserve_name(
-                f"{full_path}.{fx.op_type(node)}".lstrip("."), reserved, 2
+                f"{full_path}.{fx.get_op_type(node)}".lstrip("."), reserved, 2
             )
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -337,20 +340,20 @@ def _path_in_model(path: str, location: object) -> str:
     return ".".join(filter(None, (path, inner)))
 
 
-def _module_stacks(node: Node) -> tuple[dict[str, tuple[str, Any]], ...]:
+def _list_module_stacks(node: Node) -> tuple[dict[str, tuple[str, Any]], ...]:
     return node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ())
 
 
-def source_modules(node: Node, path: str) -> tuple[str, ...]:
+def list_source_modules(node: Node, path: str) -> tuple[str, ...]:
     """Return the paths of the module of an op, and of each op folded into it."""
-    innermost = (next(reversed(stack.values()))[0] for stack in _module_stacks(node) if stack)
+    innermost = (next(reversed(stack.values()))[0] for stack in _list_module_stacks(node) if stack)
     return tuple(_path_in_model(path, location) for location in innermost)
 
 
-def layers_of(node: Node, path: str) -> tuple[Layer, ...]:
+def list_node_layers(node: Node, path: str) -> tuple[Layer, ...]:
     """Return the modules of an op and of ops folded into it, outer modules first."""
     modules: dict[Layer, None] = {}
-    for stack in _module_stacks(node):
+    for stack in _list_module_stacks(node):
         for location, kind in stack.values():
             name = _path_in_model(path, location)
             class_name = kind if isinstance(kind, str) else kind.__qualname__
@@ -363,7 +366,7 @@ def layers_of(node: Node, path: str) -> tuple[Layer, ...]:
 _OF_TRANSFORMERS = "transformers::grouped_mm_fallback"
 
 
-def _grouped_product(
+def _compute_grouped_product(
     rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor
 ) -> torch.Tensor:
     product = rows.new_zeros(rows.shape[0], matrices.shape[2])
@@ -379,7 +382,7 @@ def _grouped_product(
 #: rows of each expert [experts] to products [rows, outputs]; rows after the last end are zero.
 grouped_product = register_op(
     "grouped_product(Tensor rows, Tensor matrices, Tensor ends) -> Tensor",
-    _grouped_product,
+    _compute_grouped_product,
     lambda rows, matrices, ends: rows.new_empty(rows.shape[0], matrices.shape[2]),
 )
 
@@ -393,13 +396,13 @@ def build_graph(model: TorchModel) -> OpGraph:
     names: dict[int, str] = {}
     for path, part in model.parts.items():
         module = part.portable
-        heads = fused_layers(module)
-        for name, node in fx.op_nodes(module).items():
-            constants = list(fx.constants_of(module, node))
+        heads = map_fused_layers(module)
+        for name, node in fx.map_op_nodes(module).items():
+            constants = list(fx.iterate_node_constants(module, node))
             op = Op(
                 name,
-                fx.op_type(node),
-                _producer_names(node),
+                fx.get_op_type(node),
+                _list_producer_names(node),
                 heads.get(name),
                 quantize_agnostic(node),
                 weights=sum(tensor.numel() for tensor in constants),
@@ -408,28 +411,28 @@ def build_graph(model: TorchModel) -> OpGraph:
                     for tensor in constants
                     if tensor.numel() >= MIN_CONSTANT_ELEMENTS
                 ),
-                layers=layers_of(node, path),
-                source_precision=_source_precision(node),
+                layers=list_node_layers(node, path),
+                source_precision=_find_source_precision(node),
                 widened=model.signature.dtype in PRECISIONS,
-                shape=_output_shape(node),
+                shape=_get_output_shape(node),
             )
             ops.append(op)
         for node in module.graph.nodes:
             if node.op == "placeholder" and fx.has_tensors(node):
-                inputs.append(fx.tensor_name(node))
+                inputs.append(fx.get_tensor_name(node))
             elif node.op == "output":
-                outputs += _producer_names(node)
+                outputs += _list_producer_names(node)
     return OpGraph(ops, inputs, outputs)
 
 
-def _source_precision(node: Node) -> Precision:
+def _find_source_precision(node: Node) -> Precision:
     """Return the precision of the first float tensor that a node reads, else of its result."""
     values = (item.meta.get("val") for item in (*node.all_input_nodes, node))
     dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if fx.is_float(leaf))
     return PRECISIONS.get(next(dtypes, None), Precision.FP32)
 
 
-def _output_shape(node: Node) -> tuple[int | None, ...] | None:
+def _get_output_shape(node: Node) -> tuple[int | None, ...] | None:
     """Return the sizes of the first tensor that a node returns, None for a free size."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     shape = next((leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
@@ -438,14 +441,14 @@ def _output_shape(node: Node) -> tuple[int | None, ...] | None:
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 
-def _producer_names(node: Node) -> tuple[str, ...]:
+def _list_producer_names(node: Node) -> tuple[str, ...]:
     """Return the ops and graph inputs that a node reads, skipping conversions."""
     sources: dict[str, None] = {}
     for source in node.all_input_nodes:
         if source.op == "get_attr" or not fx.has_tensors(source):
             continue
         if source.op == "placeholder" or fx.OP_NAME in source.meta:
-            sources[fx.tensor_name(source)] = None
+            sources[fx.get_tensor_name(source)] = None
         else:
-            sources.update(dict.fromkeys(_producer_names(source)))
+            sources.update(dict.fromkeys(_list_producer_names(source)))
     return tuple(sources)

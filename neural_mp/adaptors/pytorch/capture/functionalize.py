@@ -24,7 +24,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from neural_mp.adaptors.pytorch.capture.in_place_updates import (
     NeedsTraceError,
-    aliased_indices,
+    find_aliased_indices,
     out_of_place_op,
     remove_updates,
     separate_value,
@@ -137,7 +137,7 @@ def _expand_op(node: Node) -> None:
         return
     if torch.Tag.maybe_aliasing_or_mutating in target.tags:
         raise NeedsTraceError(str(target))
-    if aliased_indices(target) and _is_composite_op(target):
+    if find_aliased_indices(target) and _is_composite_op(target):
         _retrace_op(node)
     elif is_expandable(target):
         try:

@@ -24,27 +24,27 @@ from neural_mp.adaptors.pytorch.capture.functionalize import is_expandable, make
 from neural_mp.adaptors.pytorch.capture.taken_paths import require_needed_conditions
 from neural_mp.adaptors.pytorch.capture.trial_run import (
     TrialRun,
-    inference_mode,
     run_in_place,
+    switch_to_inference,
     try_out,
 )
 from neural_mp.adaptors.pytorch.graph import symbolic_time
-from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, float_dtype, has_axes
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, find_float_dtype, has_axes
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     SIZES,
     Sizes,
-    fixed_axes,
-    flat_inputs,
-    sizes_of,
+    collect_size_bounds,
+    find_fixed_axes,
+    list_flat_inputs,
     watch_sizes,
     with_fixed_axes,
 )
-from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
 from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.versions import (
-    assignable_attributes,
-    unguarded_module,
+    allow_tensor_attributes,
+    make_unguarded_module,
     with_code,
     without_stack_traces,
 )
@@ -81,7 +81,7 @@ _DECISIONS = {
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
 
-def capture(module: nn.Module, call: CallArgs) -> GraphModule:
+def capture_module(module: nn.Module, call: CallArgs) -> GraphModule:
     """Export a module in inference mode, with as many dynamic axes as possible.
 
     The graph has functional ops only and checks the sizes of its inputs.
@@ -92,7 +92,7 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     """
     errors: list[Exception] = []
     slow: dict[str, str] = {}
-    with inference_mode(module):
+    with switch_to_inference(module):
         run = try_out(module, call)
         register_dataclasses(run.outputs)
         register_caches(run.outputs)
@@ -104,8 +104,11 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
                 continue
             for is_filled in (False, True)[: 1 + run.fills_caches]:
                 try:
-                    with _prepared_state(module, run, is_filled), _limited(module, axes):
-                        graph = graph_of(export(shown, run.call, axes, strict))
+                    with (
+                        _prepare_for_export(module, run, is_filled),
+                        _limit_export_time(module, axes),
+                    ):
+                        graph = convert_to_graph(export_program(shown, run.call, axes, strict))
                 except TimeLimitError as error:
                     logger.debug("export (%s, strict=%s) took too long", axes, strict)
                     slow[axes] = _DECISIONS[axes].format(error.seconds)
@@ -119,16 +122,16 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
                     graph.meta[KEPT_STATE] = run.kept
                     graph.meta[NOTES] = tuple(slow.values())[-1:]
                     return graph
-    raise _capture_error(module, run, errors[0])
+    raise _make_capture_error(module, run, errors[0])
 
 
 @contextmanager
-def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterator[None]:
+def _prepare_for_export(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterator[None]:
     """Prepare the state of a module for export, and restore it on exit.
 
     torch.export accepts no writes to tensors other than buffers, so the module writes to copies.
     """
-    with preserve_state(module) as state:
+    with preserve_module_state(module) as state:
         if is_filled:
             run_in_place(module, run.call)
         if run.written:
@@ -138,9 +141,9 @@ def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterat
         yield
 
 
-def _limited(module: nn.Module, axes: str) -> AbstractContextManager[None]:
+def _limit_export_time(module: nn.Module, axes: str) -> AbstractContextManager[None]:
     """Limit the time of an export, except for the last attempt, without dynamic axes."""
-    return nullcontext() if axes == "none" else symbolic_time.limited(module)
+    return nullcontext() if axes == "none" else symbolic_time.limit_symbolic_time(module)
 
 
 class Enclosed(nn.Module):
@@ -155,7 +158,7 @@ class Enclosed(nn.Module):
         return getattr(self, ENCLOSED)(*args, **kwargs)
 
 
-def guess_call(module: nn.Module) -> CallArgs:
+def guess_example_call(module: nn.Module) -> CallArgs:
     """Return example inputs for a module without data, tried on fake tensors.
 
     Raises:
@@ -163,13 +166,15 @@ def guess_call(module: nn.Module) -> CallArgs:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    for shape, dtype in _candidate_inputs(module):
+    for shape, dtype in _iterate_candidate_inputs(module):
         with (
-            preserve_state(module),  # outside of the fake mode, in which values cannot be compared
+            preserve_module_state(
+                module
+            ),  # outside of the fake mode, in which values cannot be compared
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.no_grad(),
-            inference_mode(module),
-            quiet_export(),
+            switch_to_inference(module),
+            silence_export_logs(),
         ):
             try:
                 module(torch.zeros(shape, dtype=dtype))
@@ -191,7 +196,7 @@ def is_transposed_dense(module: nn.Module) -> bool:
     return f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
-def as_linear(transposed: nn.Module) -> nn.Linear:
+def convert_to_linear(transposed: nn.Module) -> nn.Linear:
     """Return a `Conv1D` of transformers as a linear layer that shares its parameters."""
     stored: Any = transposed
     layer = nn.Linear(*stored.weight.shape, device="meta")
@@ -200,11 +205,11 @@ def as_linear(transposed: nn.Module) -> nn.Linear:
     return layer.eval()
 
 
-def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
+def _iterate_candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
     layer_types = nn.Conv2d | nn.Conv1d | nn.Linear | nn.Embedding
-    layers = (as_linear(m) if is_transposed_dense(m) else m for m in module.modules())
+    layers = (convert_to_linear(m) if is_transposed_dense(m) else m for m in module.modules())
     first = next((layer for layer in layers if isinstance(layer, layer_types)), None)
-    dtype = float_dtype(module)
+    dtype = find_float_dtype(module)
     match first:
         case nn.Conv2d():
             yield from (((2, first.in_channels, size, size), dtype) for size in _IMAGE_SIZES)
@@ -219,7 +224,7 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
             yield (2, 16), torch.int64
 
 
-def export(
+def export_program(
     module: nn.Module, call: CallArgs, axes: str | Sizes, strict: bool = False
 ) -> ExportedProgram:
     """Export with some axes of the inputs dynamic; keep the ops.
@@ -232,10 +237,10 @@ def export(
         strict: whether to trace the code of Python.
     """
     # torch.export marks dynamic axes on the tensors; an attempt that ends early leaves the marks.
-    call = call.map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+    call = call.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
     fixed: dict[int, set[int]] = {}
     if isinstance(module, GraphModule) and not isinstance(axes, str):
-        fixed = fixed_axes(module, call.args, call.kwargs, axes)
+        fixed = find_fixed_axes(module, call.args, call.kwargs, axes)
 
     def free_axes(leaf: object) -> Any:
         if not has_axes(leaf):
@@ -247,7 +252,13 @@ def export(
     if axes != "none":
         signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
         shapes = _map_leaves(free_axes, dict(signature.arguments))
-    with torch.no_grad(), quiet_export(), free_lengths(), zeroed_padding(), assignable_attributes():
+    with (
+        torch.no_grad(),
+        silence_export_logs(),
+        free_lengths(),
+        zero_encoder_padding(),
+        allow_tensor_attributes(),
+    ):
         return torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
@@ -265,12 +276,12 @@ def use_export(
     Raises:
         ConversionError: `use` takes too long also with fixed sizes.
     """
-    known, leaves = graph.meta[SIZES], flat_inputs(graph, call.args, call.kwargs)
+    known, leaves = graph.meta[SIZES], list_flat_inputs(graph, call.args, call.kwargs)
     for axes, first_fixed in (("all", None), ("first", 1), ("none", 0)):
         sizes = known if first_fixed is None else with_fixed_axes(known, leaves, first_fixed)
         try:
-            with _limited(graph, axes):
-                program = export(graph, call, sizes)
+            with _limit_export_time(graph, axes):
+                program = export_program(graph, call, sizes)
             return use(program, sizes)
         except TimeLimitError as error:
             seconds = f"torch.export took more than {error.seconds:.0f} CPU seconds"
@@ -296,14 +307,14 @@ def _map_leaves(change: Callable[[object], Any], value: object) -> Any:
 
 
 def graph_of_given(program: ExportedProgram) -> GraphModule:
-    """Convert a user's program as `graph_of`.
+    """Convert a user's program as `convert_to_graph`.
 
     Raises:
         CaptureError: the sizes of the program are too complex.
     """
     try:
-        with symbolic_time.limited(program.graph_module):
-            return graph_of(program)
+        with symbolic_time.limit_symbolic_time(program.graph_module):
+            return convert_to_graph(program)
     except TimeLimitError as error:
         raise CaptureError(
             f"the sizes of the program must be simple enough to convert it within "
@@ -311,14 +322,14 @@ def graph_of_given(program: ExportedProgram) -> GraphModule:
         ) from None
 
 
-def graph_of(program: ExportedProgram) -> GraphModule:
+def convert_to_graph(program: ExportedProgram) -> GraphModule:
     """Convert a program to a functional graph that checks the sizes of its inputs."""
-    module: GraphModule = unguarded_module(program)
-    with quiet_export():
+    module: GraphModule = make_unguarded_module(program)
+    with silence_export_logs():
         simple = make_functional(module)
     if not simple:
-        module = unguarded_module(_remove_in_place_ops(program))
-    watch_sizes(module, sizes_of(module))
+        module = make_unguarded_module(_remove_in_place_ops(program))
+    watch_sizes(module, collect_size_bounds(module))
     return module
 
 
@@ -330,12 +341,12 @@ def _remove_in_place_ops(program: ExportedProgram) -> ExportedProgram:
     """
     expanded = {n.target for n in program.graph.nodes if is_expandable(n.target)}
     table: dict[Any, Any] = {op: op.decompose for op in expanded}
-    with torch.no_grad(), quiet_export(), free_lengths():
+    with torch.no_grad(), silence_export_logs(), free_lengths():
         return program.run_decompositions(table)
 
 
 @contextmanager
-def quiet_export() -> Iterator[None]:
+def silence_export_logs() -> Iterator[None]:
     """Hide torch's logs of failed attempts and warnings; leave out the stack trace of each op."""
     previous = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -349,7 +360,7 @@ def quiet_export() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _capture_error(module: nn.Module, run: TrialRun, error: Exception) -> CaptureError:
+def _make_capture_error(module: nn.Module, run: TrialRun, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = next((line for line in lines if ".py" in line and "line" in line), "")
     parts = any(True for _ in module.children())
@@ -383,16 +394,16 @@ _forward: Any = nn.TransformerEncoder.forward
 
 
 @contextmanager
-def zeroed_padding() -> Iterator[None]:
+def zero_encoder_padding() -> Iterator[None]:
     """Trace encoders with zeros in padded places, where inference returns zeros."""
-    nn.TransformerEncoder.forward = _encoder_forward
+    nn.TransformerEncoder.forward = _run_padded_encoder
     try:
         yield
     finally:
         nn.TransformerEncoder.forward = _forward
 
 
-def _encoder_forward(
+def _run_padded_encoder(
     encoder: nn.TransformerEncoder,
     src: torch.Tensor,
     mask: torch.Tensor | None = None,

@@ -37,7 +37,7 @@ class NeedsTraceError(Exception):
     """Raised for a graph that only a full trace can functionalize."""
 
 
-def aliased_indices(target: OpOverload) -> list[int]:
+def find_aliased_indices(target: OpOverload) -> list[int]:
     """Return the indices of an op's arguments whose memory its result may share."""
     schema = target._schema.arguments
     return [index for index, argument in enumerate(schema) if argument.alias_info is not None]
@@ -58,13 +58,13 @@ def out_of_place_op(target: OpOverload) -> OpOverload | None:
     packet = getattr(aten, name[:-1], None)
     if packet is None or not _EXCLUDED.isdisjoint(target.tags):
         return None
-    declared = _declared_arguments(target)
+    declared = _list_declared_arguments(target)
     candidates = (getattr(packet, overload) for overload in packet.overloads())
-    fitting = (op for op in candidates if _declared_arguments(op) == declared)
-    return next((op for op in fitting if not aliased_indices(op)), None)
+    fitting = (op for op in candidates if _list_declared_arguments(op) == declared)
+    return next((op for op in fitting if not find_aliased_indices(op)), None)
 
 
-def _declared_arguments(target: OpOverload) -> list[tuple[str, str, bool, object]]:
+def _list_declared_arguments(target: OpOverload) -> list[tuple[str, str, bool, object]]:
     return [
         (argument.name, str(argument.type), argument.kwarg_only, argument.default_value)
         for argument in target._schema.arguments
@@ -130,18 +130,18 @@ def remove_updates(graph: Graph) -> None:
         if node.target is aten.copy_.default:
             _remove_update(node, sharing, order)
             continue
-        source = _aliased_source(node, sharing)
+        source = _find_aliased_source(node, sharing)
         sharing[node] = [] if source is None else sharing[source]
         sharing[node].append(node)
 
 
-def _aliased_source(node: Node, sharing: dict[Node, list[Node]]) -> Node | None:
+def _find_aliased_source(node: Node, sharing: dict[Node, list[Node]]) -> Node | None:
     target: Any = node.target
     if target is operator.getitem:
         # Results of an op share no memory, except for views of another tensor.
         source = node.all_input_nodes[0]
         return None if sharing[source][0] is source else source
-    indices = aliased_indices(target) if isinstance(target, OpOverload) else []
+    indices = find_aliased_indices(target) if isinstance(target, OpOverload) else []
     if indices and indices != [0]:
         raise NeedsTraceError(f"{target} with memory of more than one tensor")
     return node.all_input_nodes[0] if indices else None
@@ -161,7 +161,7 @@ def _remove_update(node: Node, sharing: dict[Node, list[Node]], order: dict[Node
     if value.meta["val"].dtype != dtype:
         value = _call_op(node, aten._to_copy.default, (value,), {"dtype": dtype})
     while tensor is not whole:
-        tensor, value = tensor.all_input_nodes[0], _scatter(tensor, value, node)
+        tensor, value = tensor.all_input_nodes[0], _scatter_into_base(tensor, value, node)
     _require_same_layout(whole, value)
     renewed = {whole: value}
     for part in _read_parts(parts, is_later):
@@ -174,7 +174,7 @@ def _remove_update(node: Node, sharing: dict[Node, list[Node]], order: dict[Node
     sharing.update((tensor, group) for tensor in group)
 
 
-def _scatter(part: Node, value: Node, node: Node) -> Node:
+def _scatter_into_base(part: Node, value: Node, node: Node) -> Node:
     """Return the tensor that `part` is a view of, with `value` there; inserted before `node`."""
     target: Any = part.target
     if target in _WHOLE_VIEWS:

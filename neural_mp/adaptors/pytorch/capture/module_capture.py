@@ -32,16 +32,16 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.signatures.signature import remember_layout
 from neural_mp.adaptors.pytorch.capture import graph_capture
-from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_in_place, run_once
+from neural_mp.adaptors.pytorch.capture.trial_run import run_in_place, run_once, switch_to_inference
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import symbolic_time
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, copy_tensor
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, flat_inputs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, list_flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
-from neural_mp.adaptors.pytorch.graph.module_state import preserve_state
+from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class _Interpreted(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Any:
         module = self.interpreter.module
         check_inputs(module, args, kwargs)
-        flat = self.interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
+        flat = self.interpreter.run(
+            *list_flat_inputs(module, args, kwargs), enable_io_processing=False
+        )
         self.interpreter.env.clear()  # else the results of all modules stay until their next call
         return module.graph.process_outputs(flat)
 
@@ -94,7 +96,7 @@ def visit_nodes(
     model: TorchModel, visit: Visit, portable: bool = False
 ) -> Callable[[CallArgs], Any]:
     """Return the model, or its portable graphs, as a function of its call, run node by node."""
-    module = model.built(
+    module = model.assemble_parts(
         lambda part: _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
     )
     return lambda call: run_call(model, module, call)
@@ -107,9 +109,9 @@ def run_call(model: TorchModel, module: Callable[..., Any], call: CallArgs) -> A
         DataError: if inputs or their sizes differ from those that the model was captured for.
     """
     if model.shell is not None:
-        call = call.copied()  # user code may write to its inputs
+        call = call.clone_tensors()  # user code may write to its inputs
     else:
-        model.signature.check(call, model.example)
+        model.signature.check_call(call, model.example)
     with torch.no_grad():
         try:
             return module(*call.args, **call.kwargs)
@@ -122,12 +124,12 @@ def run_call(model: TorchModel, module: Callable[..., Any], call: CallArgs) -> A
 
 def mark_accepted(model: TorchModel, call: CallArgs) -> None:
     """Keep that the graph accepts calls with these dtypes and shapes, as it just ran one."""
-    remember_layout(model.once(_accepted_layouts), _call_layout(call), None)
+    remember_layout(model.cached_result(_accepted_layouts), _call_layout(call), None)
 
 
 def is_accepted(model: TorchModel, call: CallArgs) -> bool:
     """Whether the graph ran on inputs of these dtypes and shapes."""
-    return _call_layout(call) in model.once(_accepted_layouts)
+    return _call_layout(call) in model.cached_result(_accepted_layouts)
 
 
 def _accepted_layouts(_: TorchModel) -> dict[Hashable, None]:
@@ -137,7 +139,7 @@ def _accepted_layouts(_: TorchModel) -> dict[Hashable, None]:
 def _call_layout(call: CallArgs) -> Hashable:
     return tuple(
         (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in call.leaves()
+        for leaf in call.flatten_leaves()
     )
 
 
@@ -145,7 +147,7 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
     """Return a note on whether the user's own module runs on inputs that its graph rejects."""
     if model.original is None:
         return ""
-    with inference_mode(model.original):
+    with switch_to_inference(model.original):
         try:
             run_once(model.original, call)
         except DataError:
@@ -192,15 +194,15 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> CapturedParts:
     Raises:
         CaptureError: if no module can be captured.
     """
-    limit = MAX_EXPORTS * symbolic_time.max_seconds(shell)
+    limit = MAX_EXPORTS * symbolic_time.max_symbolic_seconds(shell)
     end = time.thread_time() + limit
     capturer = _ModuleCapturer(shell, call, watch_calls(shell, call), end)
-    capturer.descend(shell, "")
+    capturer.capture_children(shell, "")
     late = ""
     if capturer.left:
         late = (
-            f"{counted(len(capturer.left), 'module')} from {capturer.left[0]!r} on stayed as in "
-            f"the model, as torch.export took more than {limit:.0f} CPU seconds for all modules"
+            f"{format_count(len(capturer.left), 'module')} from {capturer.left[0]!r} on stayed as "
+            f"in the model, as torch.export took more than {limit:.0f} CPU seconds for all modules"
         )
     if not capturer.found:
         raise CaptureError(
@@ -221,8 +223,8 @@ def watch_calls(
     def record_call(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         arguments = CallArgs(args, kwargs)
         if part not in calls:
-            calls[part] = RecordedCall(arguments.copied())
-        elif _fixed_properties(arguments) != _fixed_properties(calls[part].call):
+            calls[part] = RecordedCall(arguments.clone_tensors())
+        elif _list_fixed_properties(arguments) != _list_fixed_properties(calls[part].call):
             calls[part].is_alike = False
         inputs[part].append(pytree.tree_flatten((args, kwargs)))
 
@@ -234,7 +236,7 @@ def watch_calls(
         if structure != later_structure or any(map(operator.is_not, leaves, later)):
             calls[part].is_alike = False
 
-    with preserve_state(module):  # also without the hooks, which are not the user's
+    with preserve_module_state(module):  # also without the hooks, which are not the user's
         for part in module.modules():
             is_scripted = isinstance(part, torch.jit.ScriptModule)
             if part is not module and not is_scripted and predicate(part):
@@ -244,7 +246,7 @@ def watch_calls(
     return calls
 
 
-def _fixed_properties(call: CallArgs) -> Any:
+def _list_fixed_properties(call: CallArgs) -> Any:
     """Return all properties of a call that a graph fixes: everything but tensor sizes."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
     kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -265,7 +267,7 @@ class _ModuleCapturer:
     found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
-    def descend(self, module: nn.Module, path: str) -> None:
+    def capture_children(self, module: nn.Module, path: str) -> None:
         """Capture each child module whole if possible, else descend into its children."""
         for name, child in module.named_children():
             if child in self.known or not any(isinstance(m, _LAYERS) for m in child.modules()):
@@ -275,13 +277,15 @@ class _ModuleCapturer:
             if time.thread_time() > self.end:
                 self.left.append(child_path)
                 continue
-            captured = self.capture_alone(child, child_path)
+            captured = self.capture_module_alone(child, child_path)
             if captured is None:
-                self.descend(child, child_path)
+                self.capture_children(child, child_path)
             else:
                 self.found[child_path] = captured
 
-    def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
+    def capture_module_alone(
+        self, child: nn.Module, path: str
+    ) -> tuple[GraphModule, CallArgs] | None:
         """Return the graph of one module, if the model runs with the graph in its place."""
         recorded = self.seen.get(child)
         if recorded is None or not recorded.is_alike:
@@ -291,7 +295,7 @@ class _ModuleCapturer:
         if any(isinstance(leaf, PackedSequence) for leaf in leaves):
             return None  # torch.export would fix all lengths
         try:
-            graph = graph_capture.capture(child, recorded.call)
+            graph = graph_capture.capture_module(child, recorded.call)
             stand_in = assemble_module(self.shell, {path: _Interpreted(Interpreter(graph))})
             run_once(stand_in, self.call)
         except NeuralMPError:
@@ -318,9 +322,9 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> CapturedParts:
         layer, recorded = _as_dense_or_embedding(module), watched.get(module)
         if layer is None or recorded is None or not recorded.is_alike or recorded.call.kwargs:
             continue
-        key = _layer_form(layer, recorded.call)
+        key = _describe_layer_form(layer, recorded.call)
         if key not in graphs:
-            graphs[key] = graph_capture.capture(layer, recorded.call)
+            graphs[key] = graph_capture.capture_module(layer, recorded.call)
         # One example for equal layers: those of all layers take more memory than a block.
         example = calls.setdefault((key, recorded.call.args[0].shape), recorded.call)
         captured[path] = _copy_with_parameters(graphs[key], layer), example
@@ -336,10 +340,14 @@ def _as_dense_or_embedding(module: nn.Module) -> nn.Module | None:
     kind = type(module)
     if kind is nn.Linear or (kind is nn.Embedding and module.max_norm is None):
         return module
-    return graph_capture.as_linear(module) if graph_capture.is_transposed_dense(module) else None
+    return (
+        graph_capture.convert_to_linear(module)
+        if graph_capture.is_transposed_dense(module)
+        else None
+    )
 
 
-def _layer_form(layer: nn.Module, call: CallArgs) -> Hashable:
+def _describe_layer_form(layer: nn.Module, call: CallArgs) -> Hashable:
     """Return the properties of a layer that decide on its graph."""
     (tensor,) = call.args
     options = getattr(layer, "padding_idx", None)
@@ -349,7 +357,7 @@ def _layer_form(layer: nn.Module, call: CallArgs) -> Hashable:
 
 def _copy_with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:
     """Return a copy of the graph of a layer of the same form, with the parameters of `layer`."""
-    copied = fx.shallow_copy(graph)
+    copied = fx.copy_graph_shallowly(graph)
     for name in ("weight", "bias"):
         value = getattr(layer, name, None)
         if isinstance(value, torch.Tensor):

@@ -13,17 +13,17 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.capture.trial_run import inference_mode, run_once
+from neural_mp.adaptors.pytorch.capture.trial_run import run_once, switch_to_inference
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     SIZES,
     Axis,
     Expression,
     Sizes,
-    flat_inputs,
-    holds,
+    condition_holds,
+    list_expression_symbols,
+    list_flat_inputs,
     map_axes,
-    symbols_of,
     watch_sizes,
 )
 from neural_mp.errors import DataError
@@ -78,30 +78,32 @@ def _is_needless_condition(
     Each comparison takes one of the remaining `runs`; without any, the model is not asked.
     """
     compared = 0
-    for candidate in _violating_calls(condition, graph, call):
+    for candidate in _iterate_violating_calls(condition, graph, call):
         if next(runs, None) is None:
             return False
-        expected = _expected_outputs(original, candidate)
+        expected = _run_expected_outputs(original, candidate)
         if expected is None:
             continue
-        results = result_of(graph, candidate)
+        results = run_graph_outputs(graph, candidate)
         if results is None or not _outputs_agree(results, expected):
             return False
         compared += 1
     return compared > 0
 
 
-def _violating_calls(
+def _iterate_violating_calls(
     condition: Expression, graph: GraphModule, call: CallArgs
 ) -> Iterator[CallArgs]:
     """Yield calls of sizes that violate a condition, close to those of a call."""
     symbols = _symbols_of_inputs(graph, call)
     lengths = {name: symbol.length for name, symbol in symbols.items()}
-    for name, direction in itertools.product(sorted(symbols_of(condition)), (-1, 1)):
+    for name, direction in itertools.product(sorted(list_expression_symbols(condition)), (-1, 1)):
         symbol, trials = symbols[name], 0
         for step in range(1, _MAX_STEP + 1):
             size = symbol.length + direction * step
-            if symbol.accepts(size) and not holds(condition, {**lengths, name: size}):
+            if symbol.accepts_size(size) and not condition_holds(
+                condition, {**lengths, name: size}
+            ):
                 yield _resize_axes(call, symbol.axes, size)
                 trials += 1
                 if trials == _MAX_TRIALS:
@@ -122,7 +124,7 @@ class _Symbol:
     bounds: Axis
     axes: dict[int, list[int]] = field(default_factory=dict)
 
-    def accepts(self, size: int) -> bool:
+    def accepts_size(self, size: int) -> bool:
         """Whether a graph is valid for another size."""
         largest = self.bounds.largest
         return size >= max(self.bounds.least, _LEAST_SIZE) and (largest is None or size <= largest)
@@ -130,7 +132,7 @@ class _Symbol:
 
 def _symbols_of_inputs(graph: GraphModule, call: CallArgs) -> dict[str, _Symbol]:
     symbols: dict[str, _Symbol] = {}
-    leaves = flat_inputs(graph, call.args, call.kwargs)
+    leaves = list_flat_inputs(graph, call.args, call.kwargs)
     for leaf, axes in zip(leaves, graph.meta[SIZES], strict=True):
         for number, axis in enumerate(axes if isinstance(axes, tuple) else ()):
             if axis.symbol:
@@ -147,7 +149,7 @@ def _resize_axes(call: CallArgs, axes: Mapping[int, list[int]], size: int) -> Ca
             leaf = leaf.index_select(axis, torch.arange(size) % leaf.shape[axis])
         return leaf
 
-    return call.map(resize_leaf)
+    return call.map_leaves(resize_leaf)
 
 
 def warn_of_other_paths(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
@@ -156,7 +158,7 @@ def warn_of_other_paths(original: nn.Module, single: CallArgs, got: list[Any] | 
     No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`
     are the outputs of the graph for `single`; None if the graph does not run.
     """
-    expected = None if got is None else _expected_outputs(original, single)
+    expected = None if got is None else _run_expected_outputs(original, single)
     if got is None or expected is None or _outputs_agree(got, expected):
         return []
     return [
@@ -165,7 +167,7 @@ def warn_of_other_paths(original: nn.Module, single: CallArgs, got: list[Any] | 
     ]
 
 
-def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
+def run_graph_outputs(module: nn.Module, call: CallArgs) -> list[Any] | None:
     """Return all outputs of a graph; None if the graph does not run."""
     try:
         with torch.no_grad():
@@ -176,8 +178,8 @@ def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
         return None
 
 
-def _expected_outputs(original: nn.Module, call: CallArgs) -> list[Any] | None:
-    with inference_mode(original):
+def _run_expected_outputs(original: nn.Module, call: CallArgs) -> list[Any] | None:
+    with switch_to_inference(original):
         try:
             return list(pytree.tree_leaves(run_once(original, call)))
         except DataError:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, resize_batch
-from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_state
+from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_module_state
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
     Raises:
         DataError: if the module does not run on the inputs.
     """
-    with preserve_state(module):
+    with preserve_module_state(module):
         return run_in_place(module, call)
 
 
@@ -92,11 +92,11 @@ def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
 
 
 def _run_trial(module: nn.Module, call: CallArgs) -> TrialRun:
-    with preserve_state(module) as state:
+    with preserve_module_state(module) as state:
         outputs = run_in_place(module, call)
-        changed, written = tuple(state.changed_names()), tuple(state.written())
-        buffers = tuple(state.changed_names(of_buffers=True))
-    retained = _kept_state(module, call, changed) if changed else ()
+        changed, written = tuple(state.list_changed_names()), tuple(state.written_tensors())
+        buffers = tuple(state.list_changed_names(of_buffers=True))
+    retained = _list_kept_state(module, call, changed) if changed else ()
     return TrialRun(call, outputs, changed, buffers, written, retained)
 
 
@@ -106,13 +106,13 @@ def run_in_place(module: nn.Module, call: CallArgs) -> Any:
     Raises:
         DataError: if the module does not run on the inputs.
     """
-    copies = call.copied()
+    copies = call.clone_tensors()
     try:
         with torch.no_grad():
             return module(*copies.args, **copies.kwargs)
     except Exception as error:
         # User code may raise any exception type.
-        exceeded = exceeded_limits(module, call)
+        exceeded = find_exceeded_limits(module, call)
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
             f"{type(error).__name__}: {error}{_explain_whole_dict(module, call)}"
@@ -120,9 +120,11 @@ def run_in_place(module: nn.Module, call: CallArgs) -> Any:
         ) from error
 
 
-def _kept_state(module: nn.Module, call: CallArgs, changed: tuple[str, ...]) -> tuple[str, ...]:
+def _list_kept_state(
+    module: nn.Module, call: CallArgs, changed: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the changed names that outputs of later runs may depend on; see `TrialRun.kept`."""
-    with preserve_state(module), torch.random.fork_rng(devices=[]):
+    with preserve_module_state(module), torch.random.fork_rng(devices=[]):
         seed = torch.get_rng_state()
         first = run_in_place(module, call)
         filled = ModuleState(module)
@@ -131,7 +133,7 @@ def _kept_state(module: nn.Module, call: CallArgs, changed: tuple[str, ...]) -> 
             second = run_in_place(module, call)
         except DataError:
             return changed
-        again = filled.changed_names()
+        again = filled.list_changed_names()
     return tuple(again) if _have_equal_tensors(first, second) else changed
 
 
@@ -170,11 +172,12 @@ def _explain_split_sequence(call: CallArgs, error: Exception) -> str:
     )
 
 
-def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
+def find_exceeded_limits(module: nn.Module, call: CallArgs) -> str:
     """Return the limits of a language model that token ids exceed, vocabulary and context."""
     config = getattr(module, "config", None)
     ids = next(
-        (leaf for leaf in call.leaves() if getattr(leaf, "dtype", None) is torch.int64), None
+        (leaf for leaf in call.flatten_leaves() if getattr(leaf, "dtype", None) is torch.int64),
+        None,
     )
     if config is None or ids is None or ids.ndim != 2 or not ids.numel():
         return ""
@@ -190,7 +193,7 @@ def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
 
 
 @contextmanager
-def inference_mode(module: nn.Module) -> Iterator[None]:
+def switch_to_inference(module: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; restore the flag of every submodule on exit."""
     flags = [(m, m.training) for m in module.modules()]
     # A graph of torch.export keeps the mode in which it was captured, and refuses the call.

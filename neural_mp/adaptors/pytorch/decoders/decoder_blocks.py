@@ -45,9 +45,9 @@ class BlockCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def run(self, block: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    def run_block(self, block: nn.Module, states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states that a block returns."""
-        return _states_of(block(states, *self.args, **self.kwargs))
+        return _get_hidden_states(block(states, *self.args, **self.kwargs))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class BlockCalls:
     calls: list[list[BlockCall]]
 
 
-def decoder_blocks(model: TorchModel) -> tuple[Block, ...]:
+def find_decoder_blocks(model: TorchModel) -> tuple[Block, ...]:
     """Return the blocks of a model: the items of the module list with the most dense layers.
 
     Empty if the model is one graph, or has no such list.
@@ -73,7 +73,7 @@ def decoder_blocks(model: TorchModel) -> tuple[Block, ...]:
     layers = {
         name: path
         for path, part in model.parts.items()
-        for name, node in fx.op_nodes(part.portable).items()
+        for name, node in fx.map_op_nodes(part.portable).items()
         if node.target is LINEAR
     }
     best: tuple[Block, ...] = ()
@@ -94,7 +94,7 @@ def _build_block(path: str, layers: Mapping[str, str]) -> Block:
     return Block(path, inside)
 
 
-def block_calls(
+def record_block_calls(
     model: TorchModel, blocks: Iterable[Block], batches: Iterable[Any]
 ) -> BlockCalls | None:
     """Run a model on batches, and return the calls of its blocks.
@@ -106,8 +106,8 @@ def block_calls(
     recorder = _Recorder(len(modules))
     hooks = []
     for index, module in enumerate(modules):
-        hooks.append(module.register_forward_pre_hook(recorder.before(index), with_kwargs=True))
-        hooks.append(module.register_forward_hook(recorder.after))
+        hooks.append(module.register_forward_pre_hook(recorder.input_hook(index), with_kwargs=True))
+        hooks.append(module.register_forward_hook(recorder.keep_result))
     try:
         for inputs in batches:
             recorder.shared.clear()
@@ -115,15 +115,15 @@ def block_calls(
     finally:
         for hook in hooks:
             hook.remove()
-    return recorder.found()
+    return recorder.recorded_calls()
 
 
-def advance(module: nn.Module, states: list[torch.Tensor], calls: list[BlockCall]) -> None:
+def advance_states(module: nn.Module, states: list[torch.Tensor], calls: list[BlockCall]) -> None:
     """Replace the inputs of a block by its results."""
     with torch.no_grad():
         for index, call in enumerate(calls):
-            states[index] = call.run(module, states[index])
-            FREED.after(MAX_RESULTS * states[index].nbytes)
+            states[index] = call.run_block(module, states[index])
+            FREED.note_freed_bytes(MAX_RESULTS * states[index].nbytes)
 
 
 class _Recorder:
@@ -134,7 +134,7 @@ class _Recorder:
         self._last: torch.Tensor | None = None
         self.shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def before(self, index: int) -> Callable[..., None]:
+    def input_hook(self, index: int) -> Callable[..., None]:
         def record_call(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             arguments = dict(kwargs)
             states = arguments.pop(_STATES, None) if not args else args[0]
@@ -146,10 +146,10 @@ class _Recorder:
 
         return record_call
 
-    def after(self, _: nn.Module, args: object, result: object) -> None:
+    def keep_result(self, _: nn.Module, args: object, result: object) -> None:
         """Keep the result of a block: the next block must read it."""
-        self._last = _states_of(result)
-        FREED.after(MAX_RESULTS * getattr(self._last, "nbytes", 0))
+        self._last = _get_hidden_states(result)
+        FREED.note_freed_bytes(MAX_RESULTS * getattr(self._last, "nbytes", 0))
 
     def _build_call(
         self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -183,7 +183,7 @@ class _Recorder:
             self.shared[id(new)] = new, old if is_equal else new
         return self.shared[id(new)][1]
 
-    def found(self) -> BlockCalls | None:
+    def recorded_calls(self) -> BlockCalls | None:
         """Return the recorded calls; None if the blocks are no chain."""
         alike = all(len(calls) == len(self.states) for calls in self.calls)
         tensors = all(isinstance(states, torch.Tensor) for states in self.states)
@@ -191,17 +191,17 @@ class _Recorder:
         return BlockCalls(self.states, self.calls) if is_chain else None
 
 
-def _states_of(result: object) -> Any:
+def _get_hidden_states(result: object) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
-def input_moments(
+def collect_input_moments(
     model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, InputMoments]:
     """Return op → the moments of its inputs, for dense layers that the batches reach."""
     readers: defaultdict[Node, list[str]] = defaultdict(list)
     for part in model.parts.values():
-        for name, node in fx.op_nodes(part.portable).items():
+        for name, node in fx.map_op_nodes(part.portable).items():
             if name in ops and node.target is LINEAR:
                 readers[node.args[0]].append(name)
     sums: dict[Node, MomentSums] = {}
@@ -212,42 +212,42 @@ def input_moments(
             rows = result.detach().float().numpy()
             if node not in sums:
                 sums[node] = MomentSums.of_size(rows.shape[-1])
-            sums[node].add(rows)
+            sums[node].add_inputs(rows)
         return result
 
     run = visit_nodes(model, add_moments, portable=True)
     for inputs in batches:
         run(model.call(inputs))
-    means = {node: statistics.moments() for node, statistics in sums.items()}
+    means = {node: statistics.finish_moments() for node, statistics in sums.items()}
     return {name: statistics for node, statistics in means.items() for name in readers[node]}
 
 
-def block_moments(
+def iterate_block_moments(
     model: TorchModel,
     batches: Callable[[], Iterable[Any]],
     ops: Collection[str],
     is_kept: Callable[[Collection[str]], bool],
 ) -> Iterator[dict[str, InputMoments]]:
     """Yield the moments of the inputs of dense layers, block by block; see `Blocks.moments`."""
-    blocks = decoder_blocks(model)
+    blocks = find_decoder_blocks(model)
     remaining = {block.path: [op for op in block.layers if op in ops] for block in blocks}
     remaining = {
         path: op_names for path, op_names in remaining.items() if op_names and not is_kept(op_names)
     }
-    calls = block_calls(model, blocks, batches()) if remaining else None
+    calls = record_block_calls(model, blocks, batches()) if remaining else None
     if calls is None:
         return
     assert model.shell is not None
     for block, recorded in zip(blocks, calls.calls, strict=True):
         module = model.shell.get_submodule(block.path)
         op_names = remaining.pop(block.path, [])
-        FREED.now()  # of a run of the model, or of the block before
+        FREED.return_memory()  # of a run of the model, or of the block before
         if op_names:
             yield moments_of_layers(module, block, op_names, calls.states, recorded)
         if not remaining:
             return
-        FREED.now()
-        advance(module, calls.states, recorded)
+        FREED.return_memory()
+        advance_states(module, calls.states, recorded)
         recorded.clear()
 
 
@@ -270,13 +270,13 @@ def moments_of_layers(
         tensor = args[0]
         first = next((name for name, value in inputs.items() if value is tensor), op)
         inputs[op] = tensor
-        FREED.after(MAX_RESULTS * tensor.nbytes)
+        FREED.note_freed_bytes(MAX_RESULTS * tensor.nbytes)
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
             rows = tensor.detach().float().numpy()
             if op not in sums:
                 sums[op] = MomentSums.of_size(rows.shape[-1])
-            sums[op].add(rows)
+            sums[op].add_inputs(rows)
 
     hooks = [
         module.get_submodule(block.layers[op]).register_forward_pre_hook(partial(add_moments, op))
@@ -286,11 +286,11 @@ def moments_of_layers(
         for state, call in zip(states, calls, strict=True) if ops else ():
             inputs.clear()
             with torch.no_grad():
-                call.run(module, state)
+                call.run_block(module, state)
     finally:
         for hook in hooks:
             hook.remove()
-    means = {op: statistics.moments() for op, statistics in sums.items()}
+    means = {op: statistics.finish_moments() for op, statistics in sums.items()}
     return {op: means[first] for op, first in alike.items()}
 
 

@@ -78,7 +78,7 @@ def split_experts(shell: nn.Module) -> None:
             setattr(shell.get_submodule(parent), name, SplitExperts(module).eval())
 
 
-def whole_experts(shell: nn.Module) -> list[str]:
+def list_whole_experts(shell: nn.Module) -> list[str]:
     """Return the names of weights of several experts that stay as they are."""
     return [
         name
@@ -88,7 +88,7 @@ def whole_experts(shell: nn.Module) -> list[str]:
 
 
 @contextmanager
-def running_all(shell: nn.Module) -> Iterator[None]:
+def run_all_experts(shell: nn.Module) -> Iterator[None]:
     """Run every expert on every token within this context."""
     split = [module for module in shell.modules() if isinstance(module, SplitExperts)]
     for module in split:

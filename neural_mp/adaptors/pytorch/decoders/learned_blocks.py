@@ -16,10 +16,10 @@ from neural_mp.adaptors.pytorch import layer_weights
 from neural_mp.adaptors.pytorch.decoders.decoder_blocks import (
     Block,
     BlockCall,
-    advance,
-    block_calls,
-    decoder_blocks,
+    advance_states,
+    find_decoder_blocks,
     moments_of_layers,
+    record_block_calls,
 )
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.util.pytree import Array
@@ -42,7 +42,7 @@ class _RoundedLayer(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-def learned_weights(
+def iterate_learned_weights(
     model: TorchModel,
     batches: Callable[[], Iterable[Any]],
     quantizers: Mapping[str, Quantizer],
@@ -51,11 +51,11 @@ def learned_weights(
     start: Callable[[str, InputMoments | None], GroupedWeight],
 ) -> Iterator[dict[str, GroupedWeight]]:
     """Yield op → learned weight, block by block; see `Blocks.learned`."""
-    blocks = decoder_blocks(model)
-    calls = block_calls(model, blocks, batches()) if blocks else None
+    blocks = find_decoder_blocks(model)
+    calls = record_block_calls(model, blocks, batches()) if blocks else None
     if calls is None:
         return
-    weights = layer_weights.weights(model)
+    weights = layer_weights.constant_weights(model)
     exact, rounded = calls.states, list(calls.states)
     for index, block in enumerate(blocks):
         assert model.shell is not None
@@ -63,20 +63,22 @@ def learned_weights(
         ops = [op for op in block.layers if op in quantizers]
         learned = recall(ops) if ops else {}
         first: dict[str, GroupedWeight] = {}
-        if learned is None and options.limit.ends():
+        if learned is None and options.limit.is_reached():
             return  # the caller corrects the other layers by themselves
         if learned is None:
-            informed = [op for op in ops if quantizers[op].unlearned.spec.needs_data]
+            informed = [op for op in ops if quantizers[op].without_learning.spec.needs_data]
             moments = moments_of_layers(module, block, informed, exact, calls.calls[index])
             first = {op: start(op, moments.pop(op, None)) for op in ops}
-        advance(module, exact, calls.calls[index])
-        student = _Student.of(module, block, {op: weights[op] for op in ops})
+        advance_states(module, exact, calls.calls[index])
+        student = _Student.copy_block(module, block, {op: weights[op] for op in ops})
         if learned is None:
             learning = {op: LearnedRounding(weights[op], quantizers[op], first[op]) for op in ops}
             random = np.random.default_rng([options.seed, index])
-            learned = student.learned(learning, rounded, exact, calls.calls[index], options, random)
+            learned = student.learn_weights(
+                learning, rounded, exact, calls.calls[index], options, random
+            )
         student.set_weights(learned)
-        advance(student.module, rounded, calls.calls[index])
+        advance_states(student.module, rounded, calls.calls[index])
         calls.calls[index].clear()
         if ops:
             yield dict(learned)
@@ -95,7 +97,7 @@ class _Student:
         self.layers = layers
 
     @classmethod
-    def of(cls, module: nn.Module, block: Block, weights: Mapping[str, Any]) -> _Student:
+    def copy_block(cls, module: nn.Module, block: Block, weights: Mapping[str, Any]) -> _Student:
         """Return the copy with copies of some weights, by op."""
         layers = {
             op: _RoundedLayer(
@@ -107,9 +109,9 @@ class _Student:
 
     def set_weights(self, weights: Mapping[str, GroupedWeight]) -> None:
         for op, weight in weights.items():
-            self.layers[op].weight.data.copy_(torch.from_numpy(weight.floats()))
+            self.layers[op].weight.data.copy_(torch.from_numpy(weight.to_floats()))
 
-    def learned(
+    def learn_weights(
         self,
         learning: Mapping[str, LearnedRounding],
         inputs: list[torch.Tensor],
@@ -122,25 +124,25 @@ class _Student:
         best = {op: rounding.start for op, rounding in learning.items()}
         self.set_weights(best)
         tried = range(0, len(inputs), -(-len(inputs) // _BATCHES_TRIED))
-        least = self.error(tried, inputs, targets, calls)
+        least = self.mean_error(tried, inputs, targets, calls)
         steps = _batches_of_steps(inputs, options.steps, random)
         for step, chosen in enumerate(steps, 1):
-            gradients = self._weight_gradients(chosen, inputs, targets, calls)
+            gradients = self._compute_weight_gradients(chosen, inputs, targets, calls)
             for op, gradient in gradients.items():
-                learning[op].descend(gradient, options.rate(step - 1))
-            now = {op: rounding.rounded() for op, rounding in learning.items()}
+                learning[op].descend_gradient(gradient, options.step_size(step - 1))
+            now = {op: rounding.round_weight() for op, rounding in learning.items()}
             self.set_weights(now)
-            ends = options.limit.ends()
+            ends = options.limit.is_reached()
             if step % _STEPS_PER_TRIAL and step < options.steps and not ends:
                 continue
-            error = self.error(tried, inputs, targets, calls)
+            error = self.mean_error(tried, inputs, targets, calls)
             if error < least:
                 best, least = now, error
             if ends:
                 break
         return best
 
-    def _weight_gradients(
+    def _compute_weight_gradients(
         self,
         chosen: Iterable[int],
         inputs: Sequence[torch.Tensor],
@@ -150,7 +152,9 @@ class _Student:
         """Return op → gradient of the error on some batches, for the layers that ran."""
         weights = [layer.weight.requires_grad_() for layer in self.layers.values()]
         losses = (
-            F.mse_loss(calls[index].run(self.module, inputs[index]).float(), targets[index].float())
+            F.mse_loss(
+                calls[index].run_block(self.module, inputs[index]).float(), targets[index].float()
+            )
             for index in chosen
         )
         gradients = torch.autograd.grad(sum(losses, torch.zeros(())), weights, allow_unused=True)
@@ -159,7 +163,7 @@ class _Student:
         pairs = zip(self.layers, gradients, strict=True)
         return {op: gradient.numpy() for op, gradient in pairs if gradient is not None}
 
-    def error(
+    def mean_error(
         self,
         indices: Iterable[int],
         inputs: Sequence[torch.Tensor],
@@ -167,7 +171,9 @@ class _Student:
         calls: Sequence[BlockCall],
     ) -> float:
         with torch.no_grad():
-            results = ((calls[index].run(self.module, inputs[index]), index) for index in indices)
+            results = (
+                (calls[index].run_block(self.module, inputs[index]), index) for index in indices
+            )
             return sum(
                 float((result.float() - targets[index].float()).square().sum())
                 for result, index in results

@@ -35,7 +35,14 @@ from neural_mp.io.limits import (
     UNSAVED_WEIGHTS,
 )
 from neural_mp.io.readers import load_json, read_json
-from neural_mp.util.validators import anything, is_integer, mapping_of, preview, record, string
+from neural_mp.util.validators import (
+    anything,
+    is_integer,
+    mapping_of,
+    preview_value,
+    record,
+    string,
+)
 
 #: Configuration file of a `transformers` folder.
 CONFIG = "config.json"
@@ -109,9 +116,11 @@ def read_folder(
     try:
         config = read_json(folder / CONFIG, anything, ModelLoadError)
         stored = _measure_stored_weights(folder) + _Stored(elements=quantized_elements)
-        for fault in _folder_faults(folder, config, stored, may_be_quantized=state is not None):
+        for fault in _iterate_folder_faults(
+            folder, config, stored, may_be_quantized=state is not None
+        ):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
-        kind = _model_class(transformers, config)
+        kind = _find_model_class(transformers, config)
         with _switch_offline(), _silence_transformers() if quantized_elements else nullcontext():
             if state is not None:
                 with _limit_modules(stored):
@@ -164,7 +173,7 @@ def _add_missing_weights(kind: Any, folder: Path, state: Mapping[str, torch.Tens
     return {**state, **zeros}
 
 
-def _model_class(transformers: ModuleType, config: dict[str, Any]) -> Any:
+def _find_model_class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     """Return the model class in a configuration, or `AutoModel` if none is named.
 
     Raises:
@@ -175,11 +184,11 @@ def _model_class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     if kind is None:
         return transformers.AutoModel
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        raise ValueError(f"{CONFIG} must name a model class, got {preview(named[0])}")
+        raise ValueError(f"{CONFIG} must name a model class, got {preview_value(named[0])}")
     return kind
 
 
-def _folder_faults(
+def _iterate_folder_faults(
     folder: Path, config: Any, stored: _Stored, *, may_be_quantized: bool = False
 ) -> Iterator[str]:
     """Yield a message for each part of a folder that would run foreign code or never end."""
@@ -187,7 +196,7 @@ def _folder_faults(
         yield f"{CONFIG} is not the configuration of a model"
     if "quantization_config" in config and not may_be_quantized:
         yield f"{CONFIG} describes a quantized model; give the float model"
-    yield from entry_faults(config, stored.tensors)
+    yield from iterate_entry_faults(config, stored.tensors)
     for name in ("adapter_config.json", "custom_generate"):
         if (folder / name).exists():
             yield f"{name} refers to another model or to code; give the module"
@@ -195,17 +204,19 @@ def _folder_faults(
         files = read_json(index, anything, ModelLoadError)["weight_map"].values()
         for file in files:
             if not isinstance(file, str) or Path(file).name != file:
-                yield f"{index.name} must refer to files of the folder, got {preview(file)}"
+                yield f"{index.name} must refer to files of the folder, got {preview_value(file)}"
         if index.name == f"{_ONE_FILE}.index.json" and not (folder / _ONE_FILE).is_file():
             for file in sorted({file for file in files if not (folder / file).is_file()}):
                 yield f"{file}, which {index.name} names, is missing; copy the file into the folder"
 
 
-def entry_faults(config: object, tensors: int) -> Iterator[str]:
+def iterate_entry_faults(config: object, tensors: int) -> Iterator[str]:
     """Yield a message for each entry that names a kernel, or counts more than weights suffice."""
-    for key, value in _nested_items(config, 0):
+    for key, value in _iterate_nested_items(config, 0):
         if _NAMES_KERNEL in key and "/" in str(value):
-            yield f"{CONFIG} names the kernel {preview(value)}, which would be fetched and run"
+            yield (
+                f"{CONFIG} names the kernel {preview_value(value)}, which would be fetched and run"
+            )
         limit = tensors + UNSAVED_WEIGHTS if _COUNTS.fullmatch(key) else None
         limit = MAX_LABELS if key in _LABELS else limit
         for count in filter(is_integer, value if isinstance(value, list) else [value]):
@@ -216,16 +227,16 @@ def entry_faults(config: object, tensors: int) -> Iterator[str]:
                 )
 
 
-def _nested_items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
+def _iterate_nested_items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         raise ValueError(f"the nesting of {CONFIG} exceeds the limit of {MAX_DEPTH} levels")
     if isinstance(value, dict):
         for key, item in value.items():
             yield key, item
-            yield from _nested_items(item, depth + 1)
+            yield from _iterate_nested_items(item, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            yield from _nested_items(item, depth + 1)
+            yield from _iterate_nested_items(item, depth + 1)
 
 
 def _measure_stored_weights(folder: Path) -> _Stored:
@@ -368,7 +379,7 @@ def write_weights(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
         save_file(tensors, file.with_name(shard), metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        _index_of(file).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        _get_index_file(file).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
@@ -378,7 +389,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
         ModelLoadError: a file is missing or damaged.
     """
     weights: dict[str, torch.Tensor] = {}
-    for shard in _shard_files(file):
+    for shard in _list_shard_files(file):
         weights |= read_shard(shard)
     return weights
 
@@ -399,8 +410,8 @@ def read_shard(file: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _shard_files(file: Path) -> list[Path]:
-    index = _index_of(file)
+def _list_shard_files(file: Path) -> list[Path]:
+    index = _get_index_file(file)
     if file.is_file() or not index.is_file():
         return [file]
     names = set(read_json(index, _INDEX, ModelLoadError)["weight_map"].values())
@@ -410,7 +421,7 @@ def _shard_files(file: Path) -> list[Path]:
     return [file.with_name(name) for name in sorted(names)]
 
 
-def _index_of(file: Path) -> Path:
+def _get_index_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.index.json")
 
 
@@ -424,7 +435,7 @@ class StoredConfig:
 
     values: Mapping[str, Any]
 
-    def built(self) -> Any:
+    def build_config(self) -> Any:
         """Return the configuration in the class of `transformers`.
 
         Raises:
@@ -436,12 +447,12 @@ class StoredConfig:
             classes: Any = importlib.import_module("transformers").CONFIG_MAPPING
         except ImportError:
             raise MissingFrameworkError(
-                f"the configuration of a model of type {preview(kind)} requires the package "
+                f"the configuration of a model of type {preview_value(kind)} requires the package "
                 f"transformers; install it with: pip install transformers"
             ) from None
         if kind not in classes:
             raise ModelLoadError(
-                f"transformers must have models of type {preview(kind)}, which the saved "
+                f"transformers must have models of type {preview_value(kind)}, which the saved "
                 f"configuration names; install the version that the model was saved with"
             )
         try:
@@ -453,7 +464,7 @@ class StoredConfig:
             ) from error
 
 
-def plain_config(config: Any) -> dict[str, Any]:
+def make_plain_config(config: Any) -> dict[str, Any]:
     """Return the values of a configuration for JSON."""
     if isinstance(config, StoredConfig):
         return dict(config.values)
@@ -462,7 +473,7 @@ def plain_config(config: Any) -> dict[str, Any]:
     return values
 
 
-def stored_config(values: Mapping[str, Any], weights: int) -> StoredConfig:
+def read_stored_config(values: Mapping[str, Any], weights: int) -> StoredConfig:
     """Return the configuration of a saved model.
 
     Args:
@@ -473,6 +484,6 @@ def stored_config(values: Mapping[str, Any], weights: int) -> StoredConfig:
         ModelLoadError: if an entry refers to code, or counts more layers than the model can have.
     """
     entries = {key: value for key, value in values.items() if key != _FOREIGN_CODE}
-    for fault in entry_faults(entries, weights):
+    for fault in iterate_entry_faults(entries, weights):
         raise ModelLoadError(f"the configuration of the saved model is refused: {fault}")
     return StoredConfig(entries)

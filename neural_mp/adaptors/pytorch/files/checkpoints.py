@@ -15,7 +15,7 @@ from neural_mp.adaptors.common.weights.checkpoint_formats import (
     FORMATS,
     CheckpointFormat,
     IntegerLayer,
-    integer_layers,
+    parse_integer_layers,
 )
 from neural_mp.adaptors.common.weights.grouped_weight import CodedGroups, GroupedWeight, middle_code
 from neural_mp.adaptors.pytorch.decoders.experts import SplitExperts
@@ -33,7 +33,7 @@ from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.io.readers import read_json
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import convert_to_numpy
 from neural_mp.util.validators import anything
 
 #: Bits of layers that both formats hold.
@@ -65,9 +65,9 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
     state = {name: value.detach() for name, value in shell.state_dict().items()}
     for path, part in model.converted_parts.items():
         is_dense = type(shell.get_submodule(path)) is nn.Linear
-        weight = _weight_node(part)
+        weight = _find_weight_node(part)
         if weight is not None and is_dense:
-            integer[path] = _integer_layer(path, part, weight, form)
+            integer[path] = _make_integer_layer(path, part, weight, form)
             del state[f"{path}.weight"]
         elif weight is not None:
             state[f"{path}.weight"] = _dequantize_weight(path, part, weight, shell)
@@ -98,28 +98,30 @@ def _unshare_memory(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _weight_node(part: Part) -> Node | None:
+def _find_weight_node(part: Part) -> Node | None:
     """Return the node that restores the weight of the only layer of a part; None for a float."""
     for node in part.portable.graph.nodes:
         if node.target in layers.WEIGHTED:
-            weight = fx.arguments(node)["weight"]
+            weight = fx.get_arguments(node)["weight"]
             stored = (ops.dequantize_grouped, ops.dequantize_weight)
             return weight if weight.target in stored else None
     return None
 
 
-def _weight_constants(part: Part, weight: Node) -> list[torch.Tensor]:
+def _read_weight_constants(part: Part, weight: Node) -> list[torch.Tensor]:
     nodes = (source for source in weight.args if isinstance(source, Node))
-    return [fx.attribute(part.portable, str(node.target)).detach() for node in nodes]
+    return [fx.get_attribute(part.portable, str(node.target)).detach() for node in nodes]
 
 
-def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) -> IntegerLayer:
+def _make_integer_layer(
+    path: str, part: Part, weight: Node, form: CheckpointFormat
+) -> IntegerLayer:
     if any(node.target is torch.ops.aten.mul.Tensor for node in part.portable.graph.nodes):
         raise ConversionError(
             f"layer {path!r} scales its inputs (awq), which {form} has no place for; set the "
             f"rounding of its weight to 'gptq' or 'rtn'"
         )
-    values = _weight_constants(part, weight)
+    values = _read_weight_constants(part, weight)
     if weight.target is ops.dequantize_weight:
         integers, scales = (value.numpy() for value in values)
         codes = (integers.astype(np.int16) + middle_code(8)).astype(np.uint8)
@@ -132,7 +134,7 @@ def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) 
             f"out of the precisions"
         )
     scales, offsets = (value.float().numpy() for value in values[1:])
-    codes = ops.codes_of(values[0], bits).numpy()
+    codes = ops.unpack_stored_codes(values[0], bits).numpy()
     groups = CodedGroups(codes, scales, offsets)
     stored = GroupedWeight(groups, codes.shape[1] // scales.shape[1], bits)
     if np.abs(stored.steps - np.rint(stored.steps)).max() > _MOST_REST:
@@ -147,7 +149,7 @@ def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) 
 def _dequantize_weight(path: str, part: Part, weight: Node, shell: nn.Module) -> torch.Tensor:
     """Return the weight of a layer that the format cannot hold, in the shape of the module."""
     restore: Any = weight.target
-    values: list[Any] = _weight_constants(part, weight)
+    values: list[Any] = _read_weight_constants(part, weight)
     result: torch.Tensor = restore(*values, *weight.args[len(values) :])
     own: Any = shell.get_submodule(path)
     result = result if result.shape == own.weight.shape else result.t()
@@ -172,12 +174,12 @@ def read_checkpoint(folder: Path) -> tuple[nn.Module, Mapping[str, IntegerLayer]
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         tensors |= read_shard(file)
-    layers, used = integer_layers(
-        quantization, {name: as_numpy(value.detach()) for name, value in tensors.items()}
+    layers, used = parse_integer_layers(
+        quantization, {name: convert_to_numpy(value.detach()) for name, value in tensors.items()}
     )
     state = {name: value for name, value in tensors.items() if name not in used}
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     for name, layer in layers.items():
-        state[f"{name}.weight"] = torch.from_numpy(layer.floats()).to(dtype)
+        state[f"{name}.weight"] = torch.from_numpy(layer.to_floats()).to(dtype)
     size = sum(file.stat().st_size for file in files)
     return read_folder(folder, _WEIGHTS_PER_BYTE * size, state), layers

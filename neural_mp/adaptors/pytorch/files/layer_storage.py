@@ -18,7 +18,10 @@ from torch import nn
 from torch.fx import GraphModule
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
-from neural_mp.adaptors.common.weights.grouped_weight import held_offsets, offset_steps
+from neural_mp.adaptors.common.weights.grouped_weight import (
+    decode_offset_bytes,
+    encode_offset_bytes,
+)
 from neural_mp.adaptors.pytorch.capture.module_capture import copy_module
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
@@ -32,8 +35,8 @@ from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
-from neural_mp.adaptors.pytorch.kernels.float_kernels import marked_kernels
-from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
+from neural_mp.adaptors.pytorch.kernels.float_kernels import list_marked_kernels
+from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import integer_between, list_of, mapping_of, record, string
 
@@ -56,7 +59,7 @@ TOKENIZER_FILES = (
 _WEIGHTS_PER_BYTE = 2
 
 
-def save(model: TorchModel, folder: Path) -> None:
+def save_model(model: TorchModel, folder: Path) -> None:
     """Write a model converted layer by layer into a folder.
 
     Raises:
@@ -72,31 +75,31 @@ def save(model: TorchModel, folder: Path) -> None:
         )
     call = model.example
     inputs = {**dict(zip(model.signature.parameters, call.args, strict=False)), **call.kwargs}
-    example = {name: _shape_of(value) for name, value in inputs.items()}
+    example = {name: _get_tensor_shape(value) for name, value in inputs.items()}
     forms: dict[object, tuple[int, str]] = {}
     layers: dict[str, dict[str, object]] = {}
     constants: dict[str, torch.Tensor] = {}
     for path, part in model.converted_parts.items():
-        key = _graph_form(part.portable)
+        key = _describe_graph_form(part.portable)
         if key not in forms:
             forms[key] = len(forms), path
-            program = _program_folder(folder, forms[key][0])
+            program = _get_program_folder(folder, forms[key][0])
             program.mkdir()
             standalone = TorchModel({WHOLE: part}, part.example, call_signature(part.portable))
-            storage.save(standalone, program)
+            storage.save_model(standalone, program)
         else:
-            stored = _constant_tensors(part.portable) | _offset_bytes(part.portable)
+            stored = _list_constant_tensors(part.portable) | _encode_offset_bytes(part.portable)
             constants |= {f"{path}/{n}": value.contiguous() for n, value in stored.items()}
         layers[path] = {"program": forms[key][0], "like": forms[key][1]}
     write_weights(folder / _CONSTANTS_FILE, constants)
     save_settings(shell, folder)
-    write_weights(folder / _WEIGHTS_FILE, _unconverted_weights(shell, layers))
+    write_weights(folder / _WEIGHTS_FILE, _list_unconverted_weights(shell, layers))
     details = {"layers": layers, "example": example, "inputs": model.signature.names}
     write_details(folder / LAYERS_FILE, details)
 
 
-def restore(folder: Path) -> TorchModel:
-    """Return a model written by `save`.
+def restore_model(folder: Path) -> TorchModel:
+    """Return a model written by `save_model`.
 
     Raises:
         ModelLoadError: a file is missing or damaged.
@@ -113,7 +116,9 @@ def restore(folder: Path) -> TorchModel:
     for path, layer in details["layers"].items():
         number, like = layer["program"], layer["like"]
         if number not in programs:
-            programs[number] = storage.restore(_program_folder(folder, number)).parts[WHOLE]
+            programs[number] = storage.restore_model(_get_program_folder(folder, number)).parts[
+                WHOLE
+            ]
         try:
             shell.get_submodule(path)
         except AttributeError:
@@ -134,8 +139,8 @@ def _restore_layer(part: Part, path: str, like: str, constants: Mapping[str, tor
     """Return the layer at `path`, of the form of the layer `like`."""
     if path == like:
         return replace(part, is_converted=True)
-    portable = fx.shallow_copy(part.portable)
-    expected = _constant_tensors(part.portable)
+    portable = fx.copy_graph_shallowly(part.portable)
+    expected = _list_constant_tensors(part.portable)
     keys = {name: f"{path}/{name}" for name in expected}
     available = {name: constants[key] for name, key in keys.items() if key in constants}
     _restore_offsets(portable, available)
@@ -154,67 +159,69 @@ def _restore_layer(part: Part, path: str, like: str, constants: Mapping[str, tor
         if fx.OP_NAME in node.meta:
             node.meta[fx.OP_NAME] = path + str(node.meta[fx.OP_NAME]).removeprefix(like)
         if node.op == "get_attr":
-            value = fx.attribute(portable, str(node.target))
+            value = fx.get_attribute(portable, str(node.target))
             node.meta["val"] = fx.make_placeholder(value.shape, value.dtype)
     portable.recompile()
-    return Part(portable, runnable_form(portable), part.example, True)
+    return Part(portable, lower_to_kernels(portable), part.example, True)
 
 
-def _program_folder(folder: Path, number: int) -> Path:
+def _get_program_folder(folder: Path, number: int) -> Path:
     return folder / f"layer_{number}"
 
 
-def _graph_form(module: GraphModule) -> object:
-    shapes = ((name, v.shape, v.dtype) for name, v in sorted(_constant_tensors(module).items()))
+def _describe_graph_form(module: GraphModule) -> object:
+    shapes = (
+        (name, v.shape, v.dtype) for name, v in sorted(_list_constant_tensors(module).items())
+    )
     # Programs check the number of axes of their inputs.
     inputs = (n.meta["val"] for n in module.graph.nodes if n.op == "placeholder")
     axes = tuple(getattr(value, "ndim", None) for value in inputs)
-    return module.code, axes, tuple(marked_kernels(module).values()), *shapes
+    return module.code, axes, tuple(list_marked_kernels(module).values()), *shapes
 
 
-def _constant_tensors(module: GraphModule) -> dict[str, torch.Tensor]:
+def _list_constant_tensors(module: GraphModule) -> dict[str, torch.Tensor]:
     named = (*module.named_parameters(), *module.named_buffers())
     return {name: value.detach() for name, value in named}
 
 
-def _offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
+def _encode_offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
     """Return the offsets of groups that a byte holds, as int8, by name.
 
     They take as many bytes as the scales otherwise: a sixth of a layer in 2 bits.
     """
     result = {}
-    for name, (scales, bits) in _grouped_offsets(module).items():
-        offsets, steps = fx.attribute(module, name), fx.attribute(module, scales)
-        parts = held_offsets((offsets.float() / steps.float()).numpy(), bits)
+    for name, (scales, bits) in _list_grouped_offsets(module).items():
+        offsets, steps = fx.get_attribute(module, name), fx.get_attribute(module, scales)
+        parts = encode_offset_bytes((offsets.float() / steps.float()).numpy(), bits)
         integers = torch.from_numpy(parts).round().to(torch.int8)
-        if torch.equal(_offsets_of(integers, steps, bits), offsets):
+        if torch.equal(_decode_offset_bytes(integers, steps, bits), offsets):
             result[name] = integers
     return result
 
 
 def _restore_offsets(module: GraphModule, given: dict[str, torch.Tensor]) -> None:
     """Replace the int8 offsets among the constants of a layer by those of the scales' type."""
-    for name, (scales, bits) in _grouped_offsets(module).items():
+    for name, (scales, bits) in _list_grouped_offsets(module).items():
         integers, steps = given.get(name), given.get(scales)
         if integers is None or steps is None or integers.shape != steps.shape:
             continue
         if integers.dtype is torch.int8:
-            given[name] = _offsets_of(integers, steps, bits)
+            given[name] = _decode_offset_bytes(integers, steps, bits)
 
 
-def _offsets_of(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    steps = torch.from_numpy(offset_steps(held.float().numpy(), bits))
+def _decode_offset_bytes(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    steps = torch.from_numpy(decode_offset_bytes(held.float().numpy(), bits))
     return (steps * scales.float()).to(scales.dtype)
 
 
-def _grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:
+def _list_grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:
     """Return the name of offsets → name of the scales, and bits of the codes."""
     nodes = (node for node in module.graph.nodes if node.target is ops.dequantize_grouped)
-    arguments = (fx.arguments(node) for node in nodes)
+    arguments = (fx.get_arguments(node) for node in nodes)
     return {str(a["offsets"].target): (str(a["scales"].target), a["bits"]) for a in arguments}
 
 
-def _shape_of(value: object) -> dict[str, Any]:
+def _get_tensor_shape(value: object) -> dict[str, Any]:
     if not isinstance(value, torch.Tensor):
         raise ConversionError(
             f"inputs of a saved model must be tensors, got {type(value).__name__}; calibrate with "
@@ -223,7 +230,9 @@ def _shape_of(value: object) -> dict[str, Any]:
     return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
 
 
-def _unconverted_weights(shell: nn.Module, layers: Mapping[str, object]) -> dict[str, torch.Tensor]:
+def _list_unconverted_weights(
+    shell: nn.Module, layers: Mapping[str, object]
+) -> dict[str, torch.Tensor]:
     weights: dict[int, tuple[str, torch.Tensor]] = {}
     for name, value in shell.state_dict().items():
         if name.rpartition(".")[0] not in layers:
@@ -261,7 +270,7 @@ _SIZE = integer_between(0)
 _DETAILS = record(
     {
         "layers": mapping_of(record({"program": _SIZE, "like": string})),
-        "example": mapping_of(record({"shape": list_of(_SIZE), "dtype": storage.dtype})),
+        "example": mapping_of(record({"shape": list_of(_SIZE), "dtype": storage.parse_dtype})),
         "inputs": list_of(string),
     }
 )

@@ -21,7 +21,7 @@ from neural_mp.adaptors.pytorch.capture import graph_capture
 from neural_mp.adaptors.pytorch.capture.canonicalize import (
     canonicalize_graph,
     drop_updates,
-    kept_buffer,
+    dropped_update_warning,
 )
 from neural_mp.adaptors.pytorch.capture.module_capture import (
     CapturedParts,
@@ -29,10 +29,14 @@ from neural_mp.adaptors.pytorch.capture.module_capture import (
     capture_modules,
     copy_module,
 )
-from neural_mp.adaptors.pytorch.capture.taken_paths import result_of, warn_of_other_paths
-from neural_mp.adaptors.pytorch.capture.trial_run import at_least_two, exceeded_limits, try_out
+from neural_mp.adaptors.pytorch.capture.taken_paths import run_graph_outputs, warn_of_other_paths
+from neural_mp.adaptors.pytorch.capture.trial_run import at_least_two, find_exceeded_limits, try_out
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
-from neural_mp.adaptors.pytorch.decoders.experts import running_all, split_experts, whole_experts
+from neural_mp.adaptors.pytorch.decoders.experts import (
+    list_whole_experts,
+    run_all_experts,
+    split_experts,
+)
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
     CONFIG,
     is_known_class,
@@ -49,11 +53,11 @@ from neural_mp.adaptors.pytorch.graph.call_signature import (
 )
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import INTEGER_LAYERS
-from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_TYPES, recurrent_obstacle
+from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_TYPES, find_recurrent_obstacle
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 #: Maximum number of parts that a warning lists.
 _MAX_NAMED_PARTS = 8
@@ -71,7 +75,10 @@ def left_in_bodies(module: GraphModule) -> list[str]:
     warnings: list[str] = []
     for node in module.graph.nodes:
         if runs_bodies(node):
-            types = ((inner.target, fx.op_type(inner)) for inner in _nested_nodes(module, node))
+            types = (
+                (inner.target, fx.get_op_type(inner))
+                for inner in _iterate_nested_nodes(module, node)
+            )
             warnings += stays_in_fp32(
                 (kind for op, kind in types if op in INTEGER_LAYERS or kind in RECURRENT_TYPES),
                 f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
@@ -80,22 +87,22 @@ def left_in_bodies(module: GraphModule) -> list[str]:
     return warnings
 
 
-def _nested_nodes(module: GraphModule, node: Node) -> Iterator[Node]:
+def _iterate_nested_nodes(module: GraphModule, node: Node) -> Iterator[Node]:
     for source in node.all_input_nodes:
-        body = fx.attribute(module, str(source.target)) if source.op == "get_attr" else None
+        body = fx.get_attribute(module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(body, GraphModule):
             for inner in body.graph.nodes:
                 yield inner
                 if runs_bodies(inner):
-                    yield from _nested_nodes(body, inner)
+                    yield from _iterate_nested_nodes(body, inner)
 
 
-def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
+def load_model(source: object, spec: InputSpec, how: Capture) -> TorchModel:
     """Capture a module, or load an exported program or its file."""
     if isinstance(source, str | Path):
-        path, source = Path(source), read(Path(source))
+        path, source = Path(source), read_source(Path(source))
         if isinstance(source, ExportedProgram):
-            with storage.taken_from(path):
+            with storage.convert_read_errors(path):
                 return _from_program(source, spec.example)
     if isinstance(source, ExportedProgram):
         return _from_program(source, spec.example)
@@ -112,13 +119,13 @@ def load(source: object, spec: InputSpec, how: Capture) -> TorchModel:
             f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
         )
     module = _without_inference_tensors(source)
-    call, inferred = _example_call(module, signature, spec.example)
+    call, inferred = _choose_example_call(module, signature, spec.example)
     if how == Capture.MODULES:
         model = _capture_in_parts(module, call, signature, capture_modules, "module")
     elif how == Capture.LAYERS:
         model = _capture_in_parts(module, call, signature, capture_layers, "layer")
     else:
-        model = _assemble_model(graph_capture.capture(module, call), call, signature, module)
+        model = _assemble_model(graph_capture.capture_module(module, call), call, signature, module)
     config = getattr(source, "config", None) if is_known_class(source) else None
     warnings = (*inferred, *model.warnings)
     return replace(model, warnings=warnings, config=config, original=source)
@@ -156,13 +163,13 @@ def _require_values(source: nn.Module) -> None:
             )
 
 
-def _example_call(
+def _choose_example_call(
     source: nn.Module, signature: CallSignature, example: object
 ) -> tuple[CallArgs, tuple[str, ...]]:
     """Return the call to capture with, and a warning if its inputs were inferred."""
     if example is not None:
         return signature.call(example), ()
-    call = graph_capture.guess_call(source)
+    call = graph_capture.guess_example_call(source)
     warning = (
         f"without data, the model was captured with an inferred input, {call}; set inputs to an "
         f"example tensor for other inputs"
@@ -181,35 +188,35 @@ def _capture_in_parts(
     shell, parts, warnings = copy_module(source), {}, []
     if kind == "layer":
         split_experts(shell)
-    with running_all(shell):
+    with run_all_experts(shell):
         captured = capture_parts(shell, call)
     for path, (graph, example) in captured.graphs.items():
         module, dropped = _canonicalize_graph(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
     warnings.append(
-        f"{type(source).__name__} is converted {kind} by {kind} ({_listed(parts, kind)}); ops "
+        f"{type(source).__name__} is converted {kind} by {kind} ({_list_parts(parts, kind)}); ops "
         f"between these {kind}s are not converted"
     )
     warnings += captured.warnings
-    exceeded = exceeded_limits(shell, call)
+    exceeded = find_exceeded_limits(shell, call)
     if exceeded:  # and yet the model runs, as with rotary positions
         warnings.append(f"the model was not trained for inputs of this length: {exceeded}")
-    whole = whole_experts(shell)
+    whole = list_whole_experts(shell)
     if whole:
-        shown = _listed(whole, "weight")
+        shown = _list_parts(whole, "weight")
         warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
-    attributes, buffers = _stateful_names(shell, call, parts) if kind == "module" else ([], [])
-    warnings += [*_lost_change_warnings(attributes), *map(kept_buffer, buffers)]
+    attributes, buffers = _list_stateful_names(shell, call, parts) if kind == "module" else ([], [])
+    warnings += [*_lost_change_warnings(attributes), *map(dropped_update_warning, buffers)]
     model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
     return replace(model, keeps_state=bool(attributes or buffers))
 
 
-def _listed(names: Collection[str], kind: str) -> str:
-    return ", ".join(names) if len(names) <= _MAX_NAMED_PARTS else counted(len(names), kind)
+def _list_parts(names: Collection[str], kind: str) -> str:
+    return ", ".join(names) if len(names) <= _MAX_NAMED_PARTS else format_count(len(names), kind)
 
 
-def _stateful_names(
+def _list_stateful_names(
     shell: nn.Module, call: CallArgs, parts: Iterable[str]
 ) -> tuple[list[str], list[str]]:
     """Return the attributes and buffers outside of parts that carry state from call to call."""
@@ -233,10 +240,14 @@ def _canonicalize_graph(module: GraphModule, path: str = WHOLE) -> tuple[GraphMo
     warnings = [*notes, *drop_updates(module), *_lost_change_warnings(attributes)]
     prepared = canonicalize_graph(module, path)
     floats: dict[str, list[str]] = {}
-    for node in fx.op_nodes(prepared).values():
-        why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
+    for node in fx.map_op_nodes(prepared).values():
+        why = (
+            find_recurrent_obstacle(prepared, node)
+            if fx.get_op_type(node) in RECURRENT_TYPES
+            else None
+        )
         if why is not None:
-            floats.setdefault(why, []).append(fx.op_type(node))
+            floats.setdefault(why, []).append(fx.get_op_type(node))
     for why, kinds in floats.items():
         warnings += stays_in_fp32(kinds, "", why)
     return prepared, [*warnings, *left_in_bodies(prepared), *_untrusted_op_warnings(prepared)]
@@ -287,10 +298,10 @@ def _assemble_model(
         else:
             warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")
     single = resize_batch(call, 1)
-    got = result_of(module, single)
+    got = run_graph_outputs(module, single)
     small = resize_batch(call, 2) if call.batch_size is not None else call
     # A graph that fails for one sample may still run for two.
-    if not fixed and (got is not None or result_of(module, small) is not None):
+    if not fixed and (got is not None or run_graph_outputs(module, small) is not None):
         call = small
     if original is not None:
         warnings.extend(warn_of_other_paths(original, single, got))
@@ -299,11 +310,11 @@ def _assemble_model(
 
 
 def _from_program(program: ExportedProgram, example: object) -> TorchModel:
-    call = storage.example_of(program)
+    call = storage.get_export_example(program)
     module = graph_capture.graph_of_given(program)
     signature = call_signature(module)
     if example is not None:
-        signature.check(signature.call(example, like=call), call)
+        signature.check_call(signature.call(example, like=call), call)
     return _assemble_model(module, call, signature, None)
 
 
@@ -311,7 +322,7 @@ def _from_program(program: ExportedProgram, example: object) -> TorchModel:
 _OF_TORCH = (".pt2", ".pt", ".pth", ".bin", ".ckpt")
 
 
-def read(path: Path) -> ExportedProgram | nn.Module:
+def read_source(path: Path) -> ExportedProgram | nn.Module:
     """Load the model at a path without running code from the path.
 
     Raises:
@@ -324,10 +335,10 @@ def read(path: Path) -> ExportedProgram | nn.Module:
         raise ModelLoadError(f"model file {str(path)!r} does not exist")
     if path.suffix == ".pt2":
         return storage.load_program(path)
-    raise ModelLoadError(f"{str(path)!r} {_why_not(path)}")
+    raise ModelLoadError(f"{str(path)!r} {_explain_unreadable_file(path)}")
 
 
-def _why_not(path: Path) -> str:
+def _explain_unreadable_file(path: Path) -> str:
     if path.suffix == ".safetensors":
         reason = "contains weights without a model; give the nn.Module"
         config = path.with_name(CONFIG)

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.naming import reserve_name
-from neural_mp.adaptors.pytorch.capture.graph_capture import quiet_export, use_export
+from neural_mp.adaptors.pytorch.capture.graph_capture import silence_export_logs, use_export
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import symbolic_time
@@ -102,14 +102,14 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
             "ONNX export requires a single graph, which a model converted module by module does "
             "not have"
         )
-    table = _qdq_translations()
-    names = output_names(model.portable)
+    table = _make_qdq_translations()
+    names = list_output_names(model.portable_graph)
     try:
-        module = translatable(model.portable)
+        module = make_translatable(model.portable_graph)
         program, sizes = use_export(
             module,
             model.example,
-            lambda exported, sizes: (_translate(exported, table, names), sizes),
+            lambda exported, sizes: (_translate_program(exported, table, names), sizes),
         )
         name_nodes(program.model, module)
         name_axes(program.model, sizes)
@@ -124,12 +124,12 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         ) from error
 
 
-def _translate(
+def _translate_program(
     exported: ExportedProgram,
     table: dict[Callable[..., Any], Callable[..., Any]],
     names: Sequence[str],
 ) -> torch.onnx.ONNXProgram:
-    with quiet_export():
+    with silence_export_logs():
         program = torch.onnx.export(
             decomposed_if_needed(exported),
             dynamo=True,
@@ -148,9 +148,9 @@ def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
     The last node of an op has the name of the op; the nodes before it append their type: `act` and
     `act/Sigmoid`. Nodes of no known op keep their names.
     """
-    ops = {node.name: node.meta[fx.OP_NAME] for node in fx.op_nodes(module).values()}
+    ops = {node.name: node.meta[fx.OP_NAME] for node in fx.map_op_nodes(module).values()}
     nodes = list(model.graph)
-    origins = [_source_op(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
+    origins = [_find_source_op(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
     last = {op: index for index, op in enumerate(origins)}
     reserved: set[str] = {node.name or "" for node in nodes}
     for index, (node, op) in enumerate(zip(nodes, origins, strict=True)):
@@ -159,7 +159,7 @@ def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
             node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", reserved)
 
 
-def _source_op(node: object, ops: Mapping[str, str], graph: int) -> str | None:
+def _find_source_op(node: object, ops: Mapping[str, str], graph: int) -> str | None:
     """Return the op that a node of the exported program comes from; None if unknown."""
     waiting = list(getattr(node, "meta", {}).get("from_node") or ())
     while waiting:
@@ -170,7 +170,7 @@ def _source_op(node: object, ops: Mapping[str, str], graph: int) -> str | None:
     return None
 
 
-def output_names(module: GraphModule) -> list[str]:
+def list_output_names(module: GraphModule) -> list[str]:
     """Return the output names: the keys if the model returns a dict."""
     spec = module.graph._codegen.pytree_info.out_spec
     assert spec is not None
@@ -180,7 +180,7 @@ def output_names(module: GraphModule) -> list[str]:
     return [f"output_{name}" if name.isdigit() else name or "output" for name in names]
 
 
-def _qdq_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+def _make_qdq_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return QDQ op → its ONNX translation; onnxscript compiles the functions from source."""
     try:
         import onnx
@@ -192,18 +192,20 @@ def _qdq_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     op: Any = opset22
 
-    def uint8_constant(value: int) -> Any:
+    def make_uint8_constant(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
 
-    def uint32_constant(value: int) -> Any:
+    def make_uint32_constant(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT32, [], [value]))
 
     def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # x may be 16-bit, the scale is float32
-        return op.QuantizeLinear(x, op.Constant(value_float=scale), uint8_constant(zero_point))
+        return op.QuantizeLinear(x, op.Constant(value_float=scale), make_uint8_constant(zero_point))
 
     def dequantize(q, scale: float, zero_point: int, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        real = op.DequantizeLinear(q, op.Constant(value_float=scale), uint8_constant(zero_point))
+        real = op.DequantizeLinear(
+            q, op.Constant(value_float=scale), make_uint8_constant(zero_point)
+        )
         return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
 
     def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -223,8 +225,8 @@ def _qdq_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         parts = [
             op.Unsqueeze(
                 op.BitwiseAnd(
-                    op.BitShift(packed, uint32_constant(shift), direction="RIGHT"),
-                    uint32_constant(2**bits - 1),
+                    op.BitShift(packed, make_uint32_constant(shift), direction="RIGHT"),
+                    make_uint32_constant(2**bits - 1),
                 ),
                 last,
             )
@@ -294,12 +296,12 @@ _REWRITES: Mapping[Any, _Rewrite] = {
 }
 
 
-def translatable(module: GraphModule) -> GraphModule:
+def make_translatable(module: GraphModule) -> GraphModule:
     """Return a copy of a graph in which ops without an ONNX translation are replaced by equal ones.
 
     Ops that this module does not know remain.
     """
-    copied = fx.shallow_copy(module)
+    copied = fx.copy_graph_shallowly(module)
     for node in copied.graph.nodes:
         rewrite = _REWRITES.get(node.target)
         if rewrite is None or node.kwargs:
@@ -322,7 +324,7 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
         modules = program.graph_module.modules()
         graphs = (module.graph for module in modules if isinstance(module, GraphModule))
         if not table or any(_is_decomposed(n, table) for graph in graphs for n in graph.nodes):
-            with symbolic_time.limited(program.graph_module):
+            with symbolic_time.limit_symbolic_time(program.graph_module):
                 return decompose(decomp_table, *more, **options)
         return program
 

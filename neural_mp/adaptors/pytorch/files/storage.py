@@ -26,29 +26,32 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.named_graphs.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch.capture.canonicalize import views_to_reshapes
-from neural_mp.adaptors.pytorch.capture.graph_capture import quiet_export, use_export
-from neural_mp.adaptors.pytorch.converted_module import standalone_form
-from neural_mp.adaptors.pytorch.decoders.transformers_folder import plain_config, stored_config
+from neural_mp.adaptors.pytorch.capture.graph_capture import silence_export_logs, use_export
+from neural_mp.adaptors.pytorch.converted_module import make_standalone_form
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
+    make_plain_config,
+    read_stored_config,
+)
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.output_classes import (
-    absent_names,
+    list_absent_fields,
     with_named_outputs,
     with_plain_outputs,
 )
-from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels, marked_kernels
-from neural_mp.adaptors.pytorch.kernels.lowering import runnable_form
+from neural_mp.adaptors.pytorch.kernels.float_kernels import list_marked_kernels, mark_kernels
+from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
-from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.adaptors.pytorch.versions import make_unguarded_module
 from neural_mp.core.precision import FLOAT_KERNELS
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, one_line
 from neural_mp.util.validators import (
     anything,
     boolean,
-    invalid,
+    invalid_value_error,
     list_of,
     mapping_of,
     one_of,
@@ -65,13 +68,13 @@ _CHUNK_BYTES = 1 << 20
 _RESHAPED = dict.fromkeys(("view", "_unsafe_view"), "reshape")
 
 
-def save(model: TorchModel, folder: Path) -> None:
+def save_model(model: TorchModel, folder: Path) -> None:
     """Write the portable form of a whole model and the names of its ops into a folder.
 
     Raises:
         ConversionError: if the model cannot be written.
     """
-    output = next(node for node in model.portable.graph.nodes if node.op == "output")
+    output = next(node for node in model.portable_graph.graph.nodes if node.op == "output")
     texts = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
     if texts:
         raise ConversionError(
@@ -79,8 +82,8 @@ def save(model: TorchModel, folder: Path) -> None:
             f"return texts"
         )
     try:
-        plain, named = with_plain_outputs(with_storable_sizes(model.portable))
-        program, sizes = use_export(plain, _zero_tensors(model.example), _unchanged)
+        plain, named = with_plain_outputs(with_storable_sizes(model.portable_graph))
+        program, sizes = use_export(plain, _make_zero_tensors(model.example), _keep_unchanged)
         # One stored value for each input: a batch can be larger than the weights.
         program.example_inputs = pytree.tree_map_only(
             torch.Tensor,
@@ -91,18 +94,18 @@ def save(model: TorchModel, folder: Path) -> None:
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
     details: dict[str, object] = {
-        "ops": _op_names(model.portable.graph, program.graph),
+        "ops": _map_op_names(model.portable_graph.graph, program.graph),
         "inputs": model.signature.names,
         "parameters": model.signature.parameters,
         "named_outputs": named,
-        "absent_outputs": absent_names(model.portable) if named else [],
+        "absent_outputs": list_absent_fields(model.portable_graph) if named else [],
         "sizes": to_plain(sizes),
         "dtype": str(model.signature.dtype).removeprefix("torch."),
         "compiles": model.compiles,
-        "kernels": marked_kernels(model.portable),
+        "kernels": list_marked_kernels(model.portable_graph),
     }
     if model.config is not None:
-        details["config"] = plain_config(model.config)
+        details["config"] = make_plain_config(model.config)
     write_details(folder / DETAILS_FILE, details)
 
 
@@ -120,16 +123,16 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
             "a .pt2 file holds one graph, but the model is converted module by module; save a "
             "folder"
         )
-    module, _ = with_plain_outputs(with_storable_sizes(standalone_form(model.portable)))
+    module, _ = with_plain_outputs(with_storable_sizes(make_standalone_form(model.portable_graph)))
     try:
-        program, _ = use_export(module, _zero_tensors(model.example), _unchanged)
-        with quiet_export():
+        program, _ = use_export(module, _make_zero_tensors(model.example), _keep_unchanged)
+        with silence_export_logs():
             torch.export.save(program, path, extra_files=dict(metadata))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
 
 
-def _unchanged(program: ExportedProgram, sizes: Sizes) -> tuple[ExportedProgram, Sizes]:
+def _keep_unchanged(program: ExportedProgram, sizes: Sizes) -> tuple[ExportedProgram, Sizes]:
     return program, sizes
 
 
@@ -140,7 +143,7 @@ def _write_compressed(program: ExportedProgram, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         plain = Path(scratch) / path.name
-        with quiet_export():
+        with silence_export_logs():
             torch.export.save(program, plain)
         with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w") as target:
             for member in source.infolist():
@@ -152,14 +155,14 @@ def _write_compressed(program: ExportedProgram, path: Path) -> None:
                     shutil.copyfileobj(content, room, _CHUNK_BYTES)
 
 
-def _zero_tensors(example: CallArgs) -> CallArgs:
+def _make_zero_tensors(example: CallArgs) -> CallArgs:
     """Return example inputs of zeros: files store them, and must not contain user data."""
-    return example.map(
+    return example.map_leaves(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
 
 
-def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
+def _map_op_names(graph: Graph, exported: Graph) -> dict[str, str]:
     """Return node of the exported graph → op name in the original graph.
 
     Export keeps the order of ops but renumbers some nodes: additions share a counter with size
@@ -168,7 +171,7 @@ def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
     source, target = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
     source, target = ([n for n in nodes if fx.has_tensors(n)] for nodes in (source, target))
     kinds, target_kinds = (
-        [_RESHAPED.get(fx.op_type(n), fx.op_type(n)) for n in ns] for ns in (source, target)
+        [_RESHAPED.get(fx.get_op_type(n), fx.get_op_type(n)) for n in ns] for ns in (source, target)
     )
     blocks = SequenceMatcher(None, kinds, target_kinds, autojunk=False).get_matching_blocks()
     pairs = ((source[b.a + i], target[b.b + i]) for b in blocks for i in range(b.size))
@@ -183,19 +186,19 @@ def dump_graph(model: TorchModel, path: Path) -> tuple[Path, ...]:
     if model.shell is None:
         files.append(path.with_suffix(".pt2"))
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            save(model, Path(scratch))
+            save_model(model, Path(scratch))
             (Path(scratch) / PROGRAM_FILE).replace(files[-1])
     return tuple(files)
 
 
-def restore(folder: Path) -> TorchModel:
+def restore_model(folder: Path) -> TorchModel:
     """Restore a saved model, and lower it to integer kernels."""
     file = folder / PROGRAM_FILE
     program = load_program(file)
     details = read_details(folder / DETAILS_FILE, _DETAILS)
     names = details["ops"]
-    with taken_from(file):
-        portable = unguarded_module(program)
+    with convert_read_errors(file):
+        portable = make_unguarded_module(program)
         watch_sizes(portable, details["sizes"])
         for node in portable.graph.nodes:
             if node.name in names:
@@ -206,28 +209,33 @@ def restore(folder: Path) -> TorchModel:
         if details.get("named_outputs"):
             portable = with_named_outputs(portable, details.get("absent_outputs", []))
         base = call_signature(portable, details["inputs"])
-        example = example_of(program)
+        example = get_export_example(program)
         listed = details.get("parameters") or base.parameters
         # Keywords that a forward takes by `**kwargs` are not among its parameters.
         parameters = tuple(dict.fromkeys((*listed, *example.kwargs)))
         signature = replace(base, dtype=details["dtype"], parameters=parameters)
-        whole = Part(portable, runnable_form(portable), example)
+        whole = Part(portable, lower_to_kernels(portable), example)
         values = details.get("config")
-        config = None if values is None else stored_config(values, len(portable.state_dict()))
+        config = None if values is None else read_stored_config(values, len(portable.state_dict()))
     compiles = details.get("compiles", False)
     return TorchModel({WHOLE: whole}, example, signature, compiles=compiles, config=config)
 
 
-def dtype(value: object) -> torch.dtype:
+def parse_dtype(value: object) -> torch.dtype:
     """Validate the name of a `torch.dtype`."""
     result = getattr(torch, string(value), None)
     if not isinstance(result, torch.dtype):
-        raise invalid("the name of a torch.dtype", value)
+        raise invalid_value_error("the name of a torch.dtype", value)
     return result
 
 
 _DETAILS = record(
-    {"ops": mapping_of(string), "inputs": list_of(string), "sizes": from_plain, "dtype": dtype},
+    {
+        "ops": mapping_of(string),
+        "inputs": list_of(string),
+        "sizes": from_plain,
+        "dtype": parse_dtype,
+    },
     # Absent in files of earlier versions.
     {
         "parameters": list_of(string),
@@ -240,7 +248,7 @@ _DETAILS = record(
 )
 
 
-def example_of(program: ExportedProgram) -> CallArgs:
+def get_export_example(program: ExportedProgram) -> CallArgs:
     """Return the inputs a program was exported with.
 
     Raises:
@@ -263,12 +271,12 @@ def load_program(path: Path) -> ExportedProgram:
     assert ops.quantize is not None  # The file may use the custom ops, which must be registered.
     if not path.is_file():
         raise ModelLoadError(f"model file {str(path)!r} does not exist")
-    with taken_from(path), quiet_export():
+    with convert_read_errors(path), silence_export_logs():
         return read_program(path)
 
 
 @contextmanager
-def taken_from(path: Path) -> Iterator[None]:
+def convert_read_errors(path: Path) -> Iterator[None]:
     """Convert errors to `ModelLoadError` with the file name; pass on `NeuralMPError`.
 
     Raises:
@@ -293,11 +301,11 @@ _BELOW_ONE, _GAP = 1 - 2**-53, 2**-53
 
 def with_storable_sizes(module: GraphModule) -> GraphModule:
     """Return the graph with rounded sizes in functions that files can hold; equal in value."""
-    if not any(_form_writer(node) for node in module.graph.nodes):
+    if not any(_find_form_writer(node) for node in module.graph.nodes):
         return module
-    rewritten = fx.shallow_copy(module)
+    rewritten = fx.copy_graph_shallowly(module)
     for node in list(rewritten.graph.nodes):
-        form = _form_writer(node)
+        form = _find_form_writer(node)
         if form is not None:
             with rewritten.graph.inserting_before(node):
                 written = form(_Writer(rewritten.graph), node.all_input_nodes[0])
@@ -309,7 +317,7 @@ def with_storable_sizes(module: GraphModule) -> GraphModule:
     return rewritten
 
 
-def _form_writer(node: Node) -> Callable[[_Writer, Node], Node] | None:
+def _find_form_writer(node: Node) -> Callable[[_Writer, Node], Node] | None:
     """Return the function that writes the form of a node for files; None if none is needed."""
     if node.op != "call_function" or any(value is not None for value in node.args[1:]):
         return None
@@ -323,16 +331,16 @@ class _Writer:
     def call(self, function: Callable[..., Any], *args: Node | float) -> Node:
         return self.graph.call_function(function, args)
 
-    def magnitude(self, value: Node) -> Node:
+    def write_magnitude(self, value: Node) -> Node:
         return self.call(torch.sym_max, value, self.call(operator.neg, value))
 
-    def floor(self, value: Node) -> Node:
+    def write_floor(self, value: Node) -> Node:
         quotient = _integer_quotient_operands(value)
         if quotient is not None:
             return self.call(operator.floordiv, *quotient)
-        return self.call(operator.neg, self.ceil(self.call(operator.neg, value)))
+        return self.call(operator.neg, self.write_ceil(self.call(operator.neg, value)))
 
-    def ceil(self, value: Node) -> Node:
+    def write_ceil(self, value: Node) -> Node:
         quotient = _integer_quotient_operands(value)
         if quotient is not None:
             dividend, divisor = quotient
@@ -343,9 +351,9 @@ class _Writer:
         more = self.call(math.trunc, self.call(operator.add, rest, _BELOW_ONE))
         return self.call(operator.add, whole, more)
 
-    def round(self, value: Node) -> Node:
+    def write_round(self, value: Node) -> Node:
         """Write Python's rounding: halves to the even neighbour."""
-        low = self.floor(value)
+        low = self.write_floor(value)
         odd = self.call(operator.mod, low, 2)
         rest = self.call(operator.sub, value, low)
         # A half is raised to 1 if the lower neighbour is odd, else to the number below 1.
@@ -365,9 +373,9 @@ def _integer_quotient_operands(value: Node) -> tuple[Any, Any] | None:
 
 
 _FORMS: Mapping[object, Callable[[_Writer, Node], Node]] = {
-    math.ceil: _Writer.ceil,
-    math.floor: _Writer.floor,
-    builtins.round: _Writer.round,
-    operator.abs: _Writer.magnitude,
-    builtins.abs: _Writer.magnitude,
+    math.ceil: _Writer.write_ceil,
+    math.floor: _Writer.write_floor,
+    builtins.round: _Writer.write_round,
+    operator.abs: _Writer.write_magnitude,
+    builtins.abs: _Writer.write_magnitude,
 }

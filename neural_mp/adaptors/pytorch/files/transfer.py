@@ -24,9 +24,9 @@ from neural_mp.adaptors.common.signatures.boundary import (
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.pytorch.files.onnx_export import export_onnx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.graph.output_classes import names
+from neural_mp.adaptors.pytorch.graph.output_classes import value_names
 from neural_mp.adaptors.pytorch.kernels.direct_calls import keeps_state
-from neural_mp.adaptors.pytorch.versions import child_specs
+from neural_mp.adaptors.pytorch.versions import list_child_specs
 from neural_mp.errors import ConversionError
 
 _SEQUENCES = {tuple: TUPLE, list: LIST}
@@ -36,20 +36,20 @@ _RECORDER = "transformers.utils.output_capturing"
 _STAYS = "the model stays in PyTorch"
 
 
-def write(model: TorchModel, folder: Path) -> Path:
+def write_onnx(model: TorchModel, folder: Path) -> Path:
     """Write a model as an ONNX file in a folder; return the file."""
     path = folder / "model.onnx"
     export_onnx(model, path, {})
     return path
 
 
-def tensor(array: NDArray[Any]) -> torch.Tensor:
+def to_tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return an array as a tensor."""
     # Equal to `as_tensor` for arrays, in a third of the time.
     return torch.from_numpy(array) if type(array) is np.ndarray else torch.as_tensor(array)
 
 
-def boundary(model: TorchModel) -> Boundary:
+def model_boundary(model: TorchModel) -> Boundary:
     """Return the calls of a model, with tensors by their position in the ONNX file.
 
     Raises:
@@ -60,14 +60,16 @@ def boundary(model: TorchModel) -> Boundary:
         raise ConversionError(f"{_STAYS}: it has no single graph, and is converted by modules")
     if model.original is not None:
         _require_plain(model, model.original)
-    output = next(node for node in model.portable.graph.nodes if node.op == "output")
+    output = next(node for node in model.portable_graph.graph.nodes if node.op == "output")
     leaves = pytree.tree_leaves(output.args)
-    spec = model.portable.graph._codegen.pytree_info.out_spec
+    spec = model.portable_graph.graph._codegen.pytree_info.out_spec
     assert spec is not None
     count = sum(leaf is not None for leaf in leaves)
     outputs = tuple(_build_spec(f"output_{index}", index) for index in range(count))
     return Boundary(
-        "pytorch", Signature(_input_specs(model), outputs), _output_containers(spec, leaves, [0])
+        "pytorch",
+        Signature(_list_input_specs(model), outputs),
+        _build_output_containers(spec, leaves, [0]),
     )
 
 
@@ -83,7 +85,7 @@ def _require_plain(model: TorchModel, module: nn.Module) -> None:
         raise ConversionError(f"{_STAYS}: its forward changes the module's state or its inputs")
 
 
-def _input_specs(model: TorchModel) -> tuple[TensorSpec, ...]:
+def _list_input_specs(model: TorchModel) -> tuple[TensorSpec, ...]:
     """Return the inputs in the order of a batch."""
     call, signature = model.example, model.signature
     if not all(isinstance(value, torch.Tensor) for value in (*call.args, *call.kwargs.values())):
@@ -101,7 +103,9 @@ def _build_spec(name: str, position: int) -> TensorSpec:
     return TensorSpec(name, f"#{position}", None, None)
 
 
-def _output_containers(spec: pytree.TreeSpec, leaves: list[Any], counter: list[int]) -> Containers:
+def _build_output_containers(
+    spec: pytree.TreeSpec, leaves: list[Any], counter: list[int]
+) -> Containers:
     """Return the containers of the outputs; consume leaves, and count tensors in `counter`."""
     if spec.is_leaf():
         leaf = leaves.pop(0)
@@ -111,11 +115,11 @@ def _output_containers(spec: pytree.TreeSpec, leaves: list[Any], counter: list[i
             raise ConversionError(f"{_STAYS}: it returns {leaf!r}, which is not a tensor")
         counter[0] += 1
         return counter[0] - 1
-    parts = [_output_containers(child, leaves, counter) for child in child_specs(spec)]
+    parts = [_build_output_containers(child, leaves, counter) for child in list_child_specs(spec)]
     kind = spec.type
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], parts]
-    keys = names(spec)
+    keys = value_names(spec)
     if keys is None or kind is namedtuple or not isinstance(kind, type):
         raise ConversionError(f"{_STAYS}: it returns a {getattr(kind, '__name__', kind)}")
     is_plain = kind in (dict, OrderedDict)

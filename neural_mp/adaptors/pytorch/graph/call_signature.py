@@ -16,8 +16,8 @@ from neural_mp.adaptors.pytorch.graph.output_classes import register_dataclasses
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels
-from neural_mp.util.pytree import as_numpy
-from neural_mp.util.text import counted
+from neural_mp.util.pytree import convert_to_numpy
+from neural_mp.util.text import format_count
 
 #: Kinds of parameters that take further arguments.
 _FURTHER = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -30,22 +30,22 @@ class CallArgs:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def map(self, change: Callable[[Any], Any]) -> CallArgs:
+    def map_leaves(self, change: Callable[[Any], Any]) -> CallArgs:
         """Apply `change` to every leaf."""
         args, kwargs = pytree.tree_map(change, (self.args, dict(self.kwargs)))
         return CallArgs(args, kwargs)
 
-    def copied(self) -> CallArgs:
+    def clone_tensors(self) -> CallArgs:
         """Clone every tensor, for code that may write to its inputs."""
-        return self.map(copy_tensor)
+        return self.map_leaves(copy_tensor)
 
     @property
     def batch_size(self) -> int | None:
         """Length of the first axis; None if the inputs differ in length."""
-        sizes = {len(leaf) for leaf in self.leaves() if has_axes(leaf)}
+        sizes = {len(leaf) for leaf in self.flatten_leaves() if has_axes(leaf)}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def leaves(self) -> list[Any]:
+    def flatten_leaves(self) -> list[Any]:
         """Return all values, flat, in the argument order of a captured graph."""
         return list(pytree.tree_leaves((self.args, dict(self.kwargs))))
 
@@ -54,7 +54,7 @@ class CallArgs:
             f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
             if isinstance(leaf, torch.Tensor)
             else type(leaf).__name__
-            for leaf in self.leaves()
+            for leaf in self.flatten_leaves()
         )
 
 
@@ -112,23 +112,25 @@ class CallSignature:
     def _call_from_inputs(self, inputs: object, like: CallArgs | None) -> CallArgs:
         register_dataclasses(inputs)
         if isinstance(inputs, Mapping):
-            named = self._named_arguments(inputs)
+            named = self._map_named_arguments(inputs)
             if named is not None:
-                return CallArgs((), pytree.tree_map(self.tensor_of, named))
+                return CallArgs((), pytree.tree_map(self.convert_to_tensor, named))
             inputs = dict(inputs)  # convert a Mapping subclass, e.g. a tokenizer's result
-        tensors = pytree.tree_map(self.tensor_of, inputs)
-        by_position = isinstance(tensors, tuple | list) and not self._takes_whole(tensors, like)
+        tensors = pytree.tree_map(self.convert_to_tensor, inputs)
+        by_position = isinstance(tensors, tuple | list) and not self._takes_whole_container(
+            tensors, like
+        )
         values = tuple(tensors) if by_position else (tensors,)
         if not self.names:
             return CallArgs(values)
         if len(values) != len(self.names):
             raise DataError(
-                f"a batch must hold {counted(len(self.names), 'input')} "
+                f"a batch must hold {format_count(len(self.names), 'input')} "
                 f"({', '.join(self.names)}), as named by inputs, got {len(values)}"
             )
         return CallArgs((), dict(zip(self.names, values, strict=True)))
 
-    def _takes_whole(self, values: Sequence[Any], like: CallArgs | None) -> bool:
+    def _takes_whole_container(self, values: Sequence[Any], like: CallArgs | None) -> bool:
         """Whether a tuple or list is the only argument, not several arguments.
 
         So it is if the model was captured with a tuple or list as the only argument, unless a
@@ -143,7 +145,7 @@ class CallSignature:
         encloses = bool(values) and isinstance(values[0], tuple | list)
         return not encloses or (len(arguments) == 1 and len(values) != 1)
 
-    def _named_arguments(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
+    def _map_named_arguments(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""
         arguments = without_labels(inputs, (*self.needed, *self.names))
         if self.names and set(self.names) <= set(arguments):
@@ -164,13 +166,13 @@ class CallSignature:
             f"{did_you_mean(unknown[0], self.parameters)}"
         )
 
-    def check(self, call: CallArgs, like: CallArgs) -> None:
+    def check_call(self, call: CallArgs, like: CallArgs) -> None:
         """Check a call's inputs against those that the model was captured with.
 
         Raises:
             DataError: if an input is missing or unexpected.
         """
-        provided, names = (self._names_of(item) for item in (call, like))
+        provided, names = (self._list_argument_names(item) for item in (call, like))
         for name in (name for name in provided if name not in names):
             raise DataError(
                 f"a batch must hold the inputs that the model was captured with "
@@ -182,12 +184,12 @@ class CallSignature:
                 f"a batch must hold the inputs {', '.join(names)}, but {name!r} is missing"
             )
 
-    def _names_of(self, call: CallArgs) -> list[str]:
+    def _list_argument_names(self, call: CallArgs) -> list[str]:
         positions = range(len(self.parameters), len(call.args))
         names = [*self.parameters[: len(call.args)], *(f"input {i}" for i in positions)]
         return [*names, *call.kwargs]
 
-    def tensor_of(self, leaf: object) -> Any:
+    def convert_to_tensor(self, leaf: object) -> Any:
         """Convert a leaf of the inputs to the tensor passed to the model; float64 is narrowed.
 
         None stays None, as for an optional input.
@@ -220,7 +222,7 @@ def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignat
     return CallSignature(
         tuple(named),
         names,
-        float_dtype(module),
+        find_float_dtype(module),
         inspect.Parameter.VAR_KEYWORD in kinds,
         tuple(needed),
         type(module).__name__,
@@ -228,7 +230,7 @@ def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignat
     )
 
 
-def float_dtype(module: nn.Module) -> torch.dtype:
+def find_float_dtype(module: nn.Module) -> torch.dtype:
     """Return the dtype of a module's weights; float32 if none is floating point."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     return next(floats, torch.float32)
@@ -257,11 +259,11 @@ def resize_batch(call: CallArgs, batch_size: int) -> CallArgs:
             return leaf
         return torch.cat([leaf] * -(-batch_size // len(leaf)))[:batch_size]
 
-    return call.map(resize_leaf)
+    return call.map_leaves(resize_leaf)
 
 
 def to_arrays(result: object) -> Any:
     """Convert tensors to arrays; bfloat16 becomes float32, as numpy has no bfloat16."""
     return pytree.tree_map(
-        lambda leaf: as_numpy(leaf) if isinstance(leaf, torch.Tensor) else leaf, result
+        lambda leaf: convert_to_numpy(leaf) if isinstance(leaf, torch.Tensor) else leaf, result
     )

@@ -54,17 +54,17 @@ class _Caster:
         self.dtype: dict[Node, torch.dtype] = {}
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
 
-    def run(self, flow: QuantizationFlow) -> None:
+    def insert_casts(self, flow: QuantizationFlow) -> None:
         for node in list(self.module.graph.nodes):
             if node.op == "output":
                 for source in node.all_input_nodes:
-                    self.read(node, source, _traced_dtype(source))
+                    self.cast_read(node, source, _get_traced_dtype(source))
             elif node.op == "call_function" and fx.OP_NAME in node.meta:
                 op = node.meta[fx.OP_NAME]
                 if node.target is operator.getitem:
                     # One of several results has the dtype of the op that produces all of them.
                     source = node.all_input_nodes[0]
-                    if source in self.dtype and _traced_dtype(node) is not None:
+                    if source in self.dtype and _get_traced_dtype(node) is not None:
                         self.dtype[node] = self.dtype[source]
                     continue
                 requested = DTYPES.get(flow.effective[op])
@@ -72,36 +72,36 @@ class _Caster:
                 sources = node.all_input_nodes
                 if requested is not None and node.target in STATISTICS:
                     sources = sources[:1]  # the kernel takes the others in float32
-                stored = fx.arguments(node)["weight"] if op in self.integer else None
+                stored = fx.get_arguments(node)["weight"] if op in self.integer else None
                 for source in sources:
                     if source is stored:
                         continue  # rounded as it is: a cast of all values takes their memory again
-                    if fx.tensor_name(source) in quantized:
+                    if fx.get_tensor_name(source) in quantized:
                         continue  # quantize accepts any float dtype
-                    self.read(node, source, requested or self.wide(op, flow, source))
-                written = requested or self.wide(op, flow, node)
+                    self.cast_read(node, source, requested or self.wide_dtype(op, flow, source))
+                written = requested or self.wide_dtype(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
         for node, dtype in self.dtype.items():
             if isinstance(node.meta.get("val"), torch.Tensor):
                 node.meta["val"] = node.meta["val"].to(dtype)
 
-    def wide(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
+    def wide_dtype(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
         """Return the dtype in which an FP32 or INT8 op reads or writes a tensor."""
-        dtype = _traced_dtype(node)
+        dtype = _get_traced_dtype(node)
         wide = self.widen or flow.effective[op].is_integer
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
-    def read(self, node: Node, source: Node, requested: torch.dtype | None) -> None:
-        traced = _traced_dtype(source)
+    def cast_read(self, node: Node, source: Node, requested: torch.dtype | None) -> None:
+        traced = _get_traced_dtype(source)
         if traced is None or requested is None or self.dtype.get(source, traced) == requested:
             return
         if (source, requested) not in self.casts:
-            self.casts[source, requested] = self.cast(source, requested, node)
+            self.casts[source, requested] = self.cast_source(source, requested, node)
         node.replace_input_with(source, self.casts[source, requested])
 
-    def cast(self, source: Node, requested: torch.dtype, next_node: Node) -> Node:
-        weight = fx.constant(self.module, source)
+    def cast_source(self, source: Node, requested: torch.dtype, next_node: Node) -> Node:
+        weight = fx.get_constant(self.module, source)
         if weight is not None:
             stored = cast_saturating(weight, requested)
             return fx.add_constant(self.module, f"{source.name}_cast", stored, next_node)
@@ -111,7 +111,7 @@ class _Caster:
         return cast
 
 
-def _traced_dtype(node: Node) -> torch.dtype | None:
+def _get_traced_dtype(node: Node) -> torch.dtype | None:
     """Return the floating dtype of a node's tensor at capture; None for other values."""
     value: Any = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
@@ -131,4 +131,4 @@ def insert_casts(
     converted to float32.
     """
     with torch.no_grad():
-        _Caster(module, dtype in DTYPES.values(), integer).run(flow)
+        _Caster(module, dtype in DTYPES.values(), integer).insert_casts(flow)

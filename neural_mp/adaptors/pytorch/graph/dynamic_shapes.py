@@ -25,19 +25,19 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
-from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
+from neural_mp.adaptors.pytorch.versions import is_being_traced, list_child_specs
 from neural_mp.errors import CaptureError, DataError
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 from neural_mp.util.validators import (
     boolean,
-    invalid,
+    invalid_value_error,
     list_of,
-    matching,
     non_negative_integer,
     optional,
     record,
     string,
     tuple_of,
+    values_matching,
 )
 
 #: Key of `GraphModule.meta` for the sizes.
@@ -90,7 +90,7 @@ def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
     module.register_forward_pre_hook(check_inputs, with_kwargs=True)
 
 
-def sizes_of(module: GraphModule) -> Sizes:
+def collect_size_bounds(module: GraphModule) -> Sizes:
     """Return the size bounds that torch.export found for a module's inputs."""
     sizes: list[tuple[Axis, ...] | Constant | None] = []
     for node in module.graph.nodes:
@@ -114,8 +114,8 @@ def _attach_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
         if axis.symbol
     }
     of_axis: dict[tuple[int, int], list[Expression]] = {}
-    for condition in _graph_conditions(module):
-        names = symbols_of(condition)
+    for condition in _iterate_graph_conditions(module):
+        names = list_expression_symbols(condition)
         if names and names <= symbols.keys():
             of_axis.setdefault(max(symbols[symbol] for symbol in names), []).append(condition)
     return tuple(
@@ -129,12 +129,12 @@ def _attach_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
     )
 
 
-def _graph_conditions(module: GraphModule) -> list[Expression]:
+def _iterate_graph_conditions(module: GraphModule) -> list[Expression]:
     for node in module.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):
-                return conditions_of(size.node.shape_env)
+                return collect_size_conditions(size.node.shape_env)
     return []
 
 
@@ -194,11 +194,11 @@ def check_inputs(
     if is_being_traced():
         return
     symbol_sizes: dict[str, int] = {}
-    leaves = flat_inputs(module, args, kwargs)
+    leaves = list_flat_inputs(module, args, kwargs)
     for position, (leaf, axes) in enumerate(zip(leaves, module.meta[SIZES], strict=False)):
         if isinstance(axes, Constant):
             if isinstance(leaf, torch.Tensor) or not bool(leaf == axes.value):
-                raise DataError(_other_value(position, axes, leaf))
+                raise DataError(_describe_other_value(position, axes, leaf))
             continue
         if axes is None or not isinstance(leaf, torch.Tensor):
             if axes:
@@ -206,8 +206,8 @@ def check_inputs(
             continue
         if leaf.ndim != len(axes):
             raise DataError(
-                f"input {position} must have {counted(len(axes), 'axis', 'axes')}, as at capture, "
-                f"got {leaf.ndim}"
+                f"input {position} must have {format_count(len(axes), 'axis', 'axes')}, as at "
+                f"capture, got {leaf.ndim}"
             )
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
             expected = _describe_mismatch(size, axis, symbol_sizes)
@@ -216,14 +216,17 @@ def check_inputs(
                     open_axis = how_to_export_open(number)
                     expected += f", as in the exported program; for a dynamic axis, {open_axis}"
                 raise DataError(
-                    f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
+                    f"axis {number} of input {position} has {format_count(size, 'value')}; "
+                    f"{expected}"
                 )
             for condition in axis.conditions:
-                if not holds(condition, symbol_sizes):
-                    raise DataError(_other_path(module.meta[SIZES], position, number, condition))
+                if not condition_holds(condition, symbol_sizes):
+                    raise DataError(
+                        _describe_other_path(module.meta[SIZES], position, number, condition)
+                    )
 
 
-def _other_path(sizes: Sizes, position: int, number: int, condition: Expression) -> str:
+def _describe_other_path(sizes: Sizes, position: int, number: int, condition: Expression) -> str:
     names: dict[str, str] = {}
     for index, axes in enumerate(sizes):
         for count, axis in enumerate(axes if isinstance(axes, tuple) else ()):
@@ -237,7 +240,7 @@ def _other_path(sizes: Sizes, position: int, number: int, condition: Expression)
     )
 
 
-def _other_value(position: int, constant: Constant, leaf: object) -> str:
+def _describe_other_value(position: int, constant: Constant, leaf: object) -> str:
     shown = "a tensor" if isinstance(leaf, torch.Tensor) else repr(leaf)
     return (
         f"input {position} must be {constant.value!r}, as at capture, got {shown}: torch.export "
@@ -272,7 +275,7 @@ def map_axes(sizes: Sizes, change: Callable[[Axis], Axis]) -> Sizes:
     return tuple(tuple(map(change, axes)) if isinstance(axes, tuple) else axes for axes in sizes)
 
 
-def flat_inputs(
+def list_flat_inputs(
     module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
     """Return the values of a call in the argument order of a graph."""
@@ -281,17 +284,17 @@ def flat_inputs(
     return list(pytree.tree_leaves((tuple(args), ordered)))
 
 
-def keywords(module: GraphModule) -> tuple[str, ...]:
+def input_keywords(module: GraphModule) -> tuple[str, ...]:
     """Return the keyword names of a graph's inputs."""
-    _, named = child_specs(module.graph._codegen.pytree_info.in_spec)
+    _, named = list_child_specs(module.graph._codegen.pytree_info.in_spec)
     return tuple(named.context)
 
 
-def fixed_axes(
+def find_fixed_axes(
     module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object], sizes: Sizes
 ) -> dict[int, set[int]]:
     """Return id of an input of a call → its axes with one valid size."""
-    leaves = flat_inputs(module, args, kwargs)
+    leaves = list_flat_inputs(module, args, kwargs)
     return {
         id(leaf): {number for number, axis in enumerate(axes) if axis.least == axis.largest}
         for leaf, axes in zip(leaves, sizes, strict=True)
@@ -300,7 +303,7 @@ def fixed_axes(
 
 
 def with_fixed_axes(sizes: Sizes, leaves: Sequence[Any], first: int) -> Sizes:
-    """Return sizes with the axes from `first` on fixed to those of inputs, by `flat_inputs`."""
+    """Return sizes with the axes from `first` on fixed to those of `list_flat_inputs`."""
     return tuple(
         tuple(
             replace(axis, least=leaf.shape[number], largest=leaf.shape[number])
@@ -331,21 +334,21 @@ def from_plain(data: object) -> Sizes:
     Raises:
         NeuralMPError: if the data does not match the schema.
     """
-    return list_of(optional(_input_of))(data)
+    return list_of(optional(_parse_stored_input))(data)
 
 
-def _input_of(value: object) -> tuple[Axis, ...] | Constant:
+def _parse_stored_input(value: object) -> tuple[Axis, ...] | Constant:
     if isinstance(value, dict):
         return Constant(record({_VALUE: _CONSTANT})(value)[_VALUE])
-    return list_of(_axis_of)(value)
+    return list_of(_parse_stored_axis)(value)
 
 
-_CONSTANT = matching(
+_CONSTANT = values_matching(
     "a number, a text or null", lambda value: isinstance(value, bool | int | float | str | None)
 )
 
 
-def _axis_of(value: object) -> Axis:
+def _parse_stored_axis(value: object) -> Axis:
     if isinstance(value, list) and len(value) == len(_EARLIER):
         return Axis(*tuple_of(*_EARLIER)(value))
     if isinstance(value, list) and len(value) == len(_EARLIER) + 1:
@@ -390,7 +393,7 @@ _TRACER = _TORCH / "_dynamo"
 _THIS_PACKAGE = Path(__file__).parents[2]
 
 
-def conditions_of(shape_env: Any) -> list[Expression]:
+def collect_size_conditions(shape_env: Any) -> list[Expression]:
     """Return the conditions that the model's own code puts on sizes.
 
     Conditions of torch's ops are left out: most only distinguish memory layouts.
@@ -419,7 +422,7 @@ def _convert_short(symbolic: Any) -> Expression | None:
             parts += part.args
     if len(parts) <= MAX_CONDITION_PARTS:
         condition = _convert_expression(symbolic)
-        if _depth_of(condition) <= _MAX_DEPTH:
+        if _measure_expression_depth(condition) <= _MAX_DEPTH:
             return condition
     raise CaptureError(
         f"a condition of the model's code on sizes must have at most {MAX_CONDITION_PARTS} parts "
@@ -428,8 +431,12 @@ def _convert_short(symbolic: Any) -> Expression | None:
     )
 
 
-def _depth_of(expression: Expression | None) -> int:
-    return 1 + max(map(_depth_of, expression[1:])) if isinstance(expression, tuple) else 0
+def _measure_expression_depth(expression: Expression | None) -> int:
+    return (
+        1 + max(map(_measure_expression_depth, expression[1:]))
+        if isinstance(expression, tuple)
+        else 0
+    )
 
 
 def _is_of_model(guard: Any) -> bool:
@@ -460,30 +467,30 @@ def _convert_expression(symbolic: Any) -> Expression | None:
     return None if name is None else (name, *operands)
 
 
-def holds(condition: Expression, sizes: Mapping[str, int]) -> bool:
+def condition_holds(condition: Expression, sizes: Mapping[str, int]) -> bool:
     """Whether a condition holds for symbol → size; not if a symbol has no size."""
     try:
-        return bool(_value_of(condition, sizes))
+        return bool(_evaluate_expression(condition, sizes))
     except (KeyError, ZeroDivisionError):
         return False
 
 
-def _value_of(expression: Expression, sizes: Mapping[str, int]) -> int:
+def _evaluate_expression(expression: Expression, sizes: Mapping[str, int]) -> int:
     if isinstance(expression, int):
         return expression
     if isinstance(expression, str):
         return sizes[expression]
     name, *operands = expression
-    values = [_value_of(operand, sizes) for operand in operands]
+    values = [_evaluate_expression(operand, sizes) for operand in operands]
     if name == _NOT:
         return not values[0]
     return _ON_ALL[name](values) if name in _ON_ALL else _ON_TWO[name](*values)
 
 
-def symbols_of(expression: Expression) -> set[str]:
+def list_expression_symbols(expression: Expression) -> set[str]:
     """Return the symbols of the sizes in an expression."""
     if isinstance(expression, tuple):
-        return set[str]().union(*map(symbols_of, expression[1:]))
+        return set[str]().union(*map(list_expression_symbols, expression[1:]))
     return {expression} if isinstance(expression, str) else set()
 
 
@@ -510,7 +517,7 @@ def condition_from_plain(value: object, depth: int = 0) -> Expression:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     if not isinstance(value, list) or depth > _MAX_DEPTH or not _is_operation(value):
-        raise invalid("an operator on sizes with its operands", value)
+        raise invalid_value_error("an operator on sizes with its operands", value)
     return (value[0], *(condition_from_plain(part, depth + 1) for part in value[1:]))
 
 

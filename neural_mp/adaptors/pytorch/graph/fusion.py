@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.kernels.fusion import (
     FusionRules,
     Step,
     find_fusion_groups,
-    fused_into,
+    map_fused_ops,
 )
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
@@ -39,7 +39,7 @@ ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
 OVERWRITABLE = INTEGER_CONVOLUTIONS | {onednn.qconv2d_pointwise.binary}
 
 
-def only_user(node: Node) -> Node | None:
+def find_only_user(node: Node) -> Node | None:
     """Return the only node that reads a node's result; None if none or several do."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
@@ -51,7 +51,7 @@ def is_node(value: object, *targets: object) -> bool:
 
 def match_activation(group: Group) -> Step[Node, Node] | None:
     """Match an activation that a kernel has as a post-op."""
-    activation = only_user(group.tail)
+    activation = find_only_user(group.tail)
     if activation is None or activation.target not in ACTIVATIONS:
         return None
     name, heads = ACTIVATIONS[activation.target]
@@ -64,9 +64,9 @@ class _FloatLayers(FusionRules[Node, Node]):
     #: Layers whose kernels may also sum.
     summing: tuple[Any, ...] = (layers.CONVOLUTION,)
 
-    def residual_sum(self, group: Group) -> Step[Node, Node] | None:
+    def match_residual_sum(self, group: Group) -> Step[Node, Node] | None:
         """Match a sum of two different computed tensors of equal shape."""
-        addition = only_user(group.tail)
+        addition = find_only_user(group.tail)
         if group.head.target not in self.summing or addition is None:
             return None
         if addition.target is not layers.ADD or addition.kwargs:
@@ -78,7 +78,7 @@ class _FloatLayers(FusionRules[Node, Node]):
             return None
         return Step(SUM, (addition,), second if first is group.tail else first)
 
-    def activation(self, group: Group) -> Step[Node, Node] | None:
+    def match_activation(self, group: Group) -> Step[Node, Node] | None:
         """Match an activation that the kernel has as a post-op; after a sum, ReLU only."""
         step = match_activation(group)
         if step is None or (group.residual_sum is not None and step.ops[0].target is not _RELU):
@@ -92,13 +92,13 @@ class _IntegerLayers(_FloatLayers):
 
     summing = (layers.CONVOLUTION, layers.LINEAR)
 
-    def residual_sum(self, group: Group) -> Step[Node, Node] | None:
+    def match_residual_sum(self, group: Group) -> Step[Node, Node] | None:
         """Match an in-place sum of a convolution, or any float32 sum of a dense layer.
 
         In-place sums require that term and result are both uint8, or that both are float32 and the
         term has no other reader.
         """
-        step = super().residual_sum(group)
+        step = super().match_residual_sum(group)
         if step is None or step.operand is None:
             return None
         if step.operand.meta["val"].dtype is not torch.float32:
@@ -106,19 +106,19 @@ class _IntegerLayers(_FloatLayers):
         if group.head.target is layers.LINEAR:
             supported = is_node(group.head.args[0], ops.dequantize)
         else:
-            last = self.activation(Group(group.head, (step,))) or step
+            last = self.match_activation(Group(group.head, (step,))) or step
             stored = find_quantizer(last.ops[-1]) is not None
             quantized = is_node(step.operand, ops.dequantize)
             supported = quantized if stored else _is_own_float(step.operand)
         return step if supported else None
 
 
-def fused_layers(module: GraphModule) -> dict[str, str]:
+def map_fused_layers(module: GraphModule) -> dict[str, str]:
     """Return op → layer whose integer kernel can run it: residual sum, then activation."""
     nodes = [
-        node for node in fx.op_nodes(module).values() if layers.has_integer_kernel(module, node)
+        node for node in fx.map_op_nodes(module).values() if layers.has_integer_kernel(module, node)
     ]
-    heads = fused_into(find_fusion_groups(nodes, _FloatLayers()).values())
+    heads = map_fused_ops(find_fusion_groups(nodes, _FloatLayers()).values())
     return {op.meta[fx.OP_NAME]: head.meta[fx.OP_NAME] for op, head in heads.items()}
 
 
@@ -126,7 +126,7 @@ def post_op_of(activation: Step[Node, Node] | None) -> tuple[str, list[float], s
     """Return oneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
-    args = fx.arguments(activation.ops[0])
+    args = fx.get_arguments(activation.ops[0])
     bounds = [float(args[name]) for name in ("min_val", "max_val") if name in args]
     return activation.kind, bounds, str(args.get("approximate", ""))
 
@@ -138,7 +138,7 @@ def match_group(layer: Node) -> Group:
 
 def find_quantizer(tail: Node) -> Node | None:
     """Return the quantize op that is the only reader of a node's result."""
-    user = only_user(tail)
+    user = find_only_user(tail)
     return user if is_node(user, ops.quantize) else None
 
 

@@ -22,33 +22,33 @@ INPUT_NAME = "neural_mp_input"
 RESULT = "neural_mp_result"
 
 
-def attribute(module: GraphModule, target: str) -> Any:
+def get_attribute(module: GraphModule, target: str) -> Any:
     """Return the parameter, buffer or constant named by a `get_attr` node."""
     return attrgetter(target)(module)
 
 
-def constant(module: GraphModule, node: object) -> torch.Tensor | None:
+def get_constant(module: GraphModule, node: object) -> torch.Tensor | None:
     """Return the tensor of a `get_attr` node; None for any other node or value."""
     if isinstance(node, Node) and node.op == "get_attr":
-        value = attribute(module, str(node.target))
+        value = get_attribute(module, str(node.target))
         return value.detach() if isinstance(value, torch.Tensor) else None
     return None
 
 
-def constants_of(module: GraphModule, node: Node) -> Iterator[torch.Tensor]:
+def iterate_node_constants(module: GraphModule, node: Node) -> Iterator[torch.Tensor]:
     """Yield the constants that a node reads."""
     for source in node.all_input_nodes:
-        value = constant(module, source)
+        value = get_constant(module, source)
         if value is not None:
             yield value
 
 
-def op_nodes(module: GraphModule) -> dict[str, Node]:
+def map_op_nodes(module: GraphModule) -> dict[str, Node]:
     """Return op name → node, in graph order."""
     return {n.meta[OP_NAME]: n for n in module.graph.nodes if OP_NAME in n.meta}
 
 
-def op_type(node: Node) -> str:
+def get_op_type(node: Node) -> str:
     """Return the user-visible type of an op: `conv2d`, `relu`, `add`."""
     target: Any = node.target
     if hasattr(target, "_schema"):
@@ -56,12 +56,12 @@ def op_type(node: Node) -> str:
     return str(getattr(target, "__name__", target))
 
 
-def tensor_name(node: Node) -> str:
+def get_tensor_name(node: Node) -> str:
     """Return the name of a node's result: the op's name or the graph input's."""
     return str(node.meta.get(OP_NAME) or node.meta.get(INPUT_NAME, node.name))
 
 
-def arguments(node: Node) -> dict[str, Any]:
+def get_arguments(node: Node) -> dict[str, Any]:
     """Return all arguments of an op by schema name, defaults included."""
     target: Any = node.target
     schema = target._schema.arguments
@@ -72,22 +72,22 @@ def arguments(node: Node) -> dict[str, Any]:
 
 def set_arguments(node: Node, **changes: object) -> None:
     """Change arguments of an op whose schema has no keyword-only arguments."""
-    node.args = tuple({**arguments(node), **changes}.values())
+    node.args = tuple({**get_arguments(node), **changes}.values())
     node.kwargs = {}
 
 
 def sizes_of_result(node: Node) -> tuple[Any, ...]:
     """Return the sizes of a node's result for comparison: numbers, or symbolic expressions."""
-    return size_expressions(node.meta["val"].shape)
+    return get_size_expressions(node.meta["val"].shape)
 
 
-def size_expressions(sizes: Iterable[int | torch.SymInt]) -> tuple[Any, ...]:
+def get_size_expressions(sizes: Iterable[int | torch.SymInt]) -> tuple[Any, ...]:
     """Return sizes or strides for comparison, which then adds no condition to the graph."""
     # Not as text: printing an expression costs more than building one.
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
-def likely_size(size: int | torch.SymInt) -> int:
+def get_likely_size(size: int | torch.SymInt) -> int:
     """Return a size; for a dynamic size, its value at capture."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 1
@@ -117,7 +117,7 @@ def add_constant(module: GraphModule, name: str, value: torch.Tensor, next_node:
 
 def put_constant(module: GraphModule, layer: Node, name: str, values: NDArray[Any]) -> None:
     """Replace a layer's `weight` or `bias` by an array, in the dtype of its weight."""
-    weight = constant(module, arguments(layer)["weight"])
+    weight = get_constant(module, get_arguments(layer)["weight"])
     assert weight is not None
     stored = torch.from_numpy(values).to(weight.dtype)
     added = add_constant(module, f"{layer.name}_new_{name}", stored, layer)
@@ -128,7 +128,7 @@ def read_constant(module: GraphModule, target: str, next_node: Node) -> Node:
     """Read a parameter or buffer right before a node."""
     with module.graph.inserting_before(next_node):
         node: Node = module.graph.get_attr(target)
-    value = constant(module, node)
+    value = get_constant(module, node)
     node.meta["val"] = None if value is None else make_placeholder(value.shape, value.dtype)
     return node
 
@@ -141,7 +141,7 @@ def make_placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 
-def shallow_copy(module: GraphModule) -> GraphModule:
+def copy_graph_shallowly(module: GraphModule) -> GraphModule:
     """Copy a graph for rewriting; the weights stay shared with `module`.
 
     Code is generated on the first call, if any: models run through code of their own.
@@ -156,7 +156,7 @@ def shallow_copy(module: GraphModule) -> GraphModule:
     return rewritten
 
 
-def finish(module: GraphModule) -> GraphModule:
+def finish_graph(module: GraphModule) -> GraphModule:
     """Remove unused nodes, parameters and submodules, then check the graph."""
     module.graph.eliminate_dead_code()
     used = set(_used_attribute_paths(module))
@@ -179,7 +179,7 @@ def _used_attribute_paths(module: GraphModule, prefix: str = "") -> Iterator[str
             continue
         path = f"{prefix}{node.target}"
         yield path
-        inner = attribute(module, str(node.target))
+        inner = get_attribute(module, str(node.target))
         if isinstance(inner, GraphModule):
             yield from _used_attribute_paths(inner, f"{path}.")
 

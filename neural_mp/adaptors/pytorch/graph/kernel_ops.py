@@ -27,7 +27,9 @@ _PRODUCT_BLOCK = 64
 OUTPUT_BLOCK = 16
 
 
-_CODES_OF_BYTES = ops.codes_of(torch.arange(256, dtype=torch.uint8).unsqueeze(-1)).float()
+_CODES_OF_BYTES = ops.unpack_stored_codes(
+    torch.arange(256, dtype=torch.uint8).unsqueeze(-1)
+).float()
 #: Byte → its two codes, minus the middle one, as bfloat16 in one int32.
 _STEPS_OF_BYTES = (
     (_CODES_OF_BYTES - ops.middle_code(4)).to(torch.bfloat16).view(torch.int32).flatten()
@@ -72,7 +74,7 @@ def quantize_gated(
     return ops.to_uint8(aten.clamp_.default(steps, 0, ops.QMAX))
 
 
-def pixel_product(
+def run_pixel_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, inputs: int, outputs: int
 ) -> torch.Tensor:
     """Run a 1×1 convolution of images of one pixel as a product; the weight is [in, out]."""
@@ -84,7 +86,7 @@ def pixel_product(
 
 #: Kernels made of ops of the dispatcher alone, whatever their arguments.
 COMPOSED = frozenset(
-    {quantize_uint8, quantize_rgb, quantize_gated, dequantize_uint8, pixel_product}
+    {quantize_uint8, quantize_rgb, quantize_gated, dequantize_uint8, run_pixel_product}
 )
 
 
@@ -155,7 +157,7 @@ def weight_only_linear(
     features = x.shape[-1]
     if features % _BLOCK or x.numel() > _FEW_ROWS * features or not x.numel():
         # Integers up to 127 are exact in bfloat16.
-        result = _expanded_product(x, lambda part, dtype: part.to(dtype), q)
+        result = _run_expanded_product(x, lambda part, dtype: part.to(dtype), q)
         result = result.mul_(scales).to(x.dtype)
         return result if bias is None else result + bias
     rows = x.reshape(-1, features).to(torch.bfloat16)
@@ -174,7 +176,7 @@ class KernelWeight(nn.Module):
         super().__init__()
         self._made: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def of(self, *stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def pack_weight(self, *stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `four_bit_weight` of the stored weight, scales and offsets."""
         if self._made is None:
             self._made = four_bit_weight(*stored)
@@ -195,13 +197,13 @@ def four_bit_linear(
         return low_bit_linear(x, q, scales, offsets, 4, bias)
     rows = x.reshape(-1, features).to(torch.bfloat16)
     group = features // scales.shape[1]
-    weight, scales_and_offsets = kernel_weight.of(q, scales, offsets)
+    weight, scales_and_offsets = kernel_weight.pack_weight(q, scales, offsets)
     result = aten._weight_int4pack_mm_for_cpu(rows, weight, group, scales_and_offsets)
     result = result.to(x.dtype).reshape(*x.shape[:-1], len(q))
     return result if bias is None else result + bias
 
 
-def _expanded_product(
+def _run_expanded_product(
     x: torch.Tensor, expand: Callable[..., torch.Tensor], *stored: torch.Tensor
 ) -> torch.Tensor:
     """Return the product with a weight that is expanded some outputs at a time, in float32.
@@ -237,7 +239,7 @@ def low_bit_linear(
 ) -> torch.Tensor:
     """Run a dense layer with packed weights, which are expanded in every run."""
 
-    def dequantize_part(
+    def dequantize_weight_part(
         q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
         if bits != 4 or dtype is not torch.bfloat16:
@@ -247,7 +249,7 @@ def low_bit_linear(
         steps = steps.view(*scales.shape, -1)
         return steps.mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
 
-    result = _expanded_product(x, dequantize_part, q, scales, offsets).to(x.dtype)
+    result = _run_expanded_product(x, dequantize_weight_part, q, scales, offsets).to(x.dtype)
     return result if bias is None else result + bias
 
 
@@ -262,7 +264,7 @@ def four_bit_weight(
     count = _round_to_blocks(_EXPANDED // max(2 * q.shape[-1], 1))
     laid_out = torch.empty_like(q)
     for part, target in zip(q.split(count), laid_out.split(count), strict=True):
-        codes = ops.codes_of(part).to(torch.int32)
+        codes = ops.unpack_stored_codes(part).to(torch.int32)
         target.copy_(aten._convert_weight_to_int4pack_for_cpu(codes, 1))
     pairs = torch.stack((scales, offsets), dim=-1).transpose(0, 1)
     return laid_out, pairs.to(torch.bfloat16).contiguous()

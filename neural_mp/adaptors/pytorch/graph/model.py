@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch.graph import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, CallSignature
-from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, attribute
+from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, get_attribute
 from neural_mp.adaptors.pytorch.graph.module_state import ModuleState
 
 T = TypeVar("T")
@@ -83,12 +83,12 @@ class TorchModel:
     grouped: Mapping[str, GroupedWeight] = field(default_factory=dict, repr=False)
 
     @property
-    def portable(self) -> GraphModule:
+    def portable_graph(self) -> GraphModule:
         """Graph of the whole model in the saved form."""
         return self.parts[WHOLE].portable
 
     @property
-    def runnable(self) -> GraphModule:
+    def runnable_graph(self) -> GraphModule:
         """Graph of the whole model that runs."""
         return self.parts[WHOLE].runnable
 
@@ -103,16 +103,16 @@ class TorchModel:
     @cached_property
     def module(self) -> nn.Module:
         """The module that runs: the graph, or the user's code with graphs of its modules."""
-        return self.built(lambda part: part.runnable, self.converted_parts)
+        return self.assemble_parts(lambda part: part.runnable, self.converted_parts)
 
-    def once(self, make: Callable[[TorchModel], T]) -> T:
+    def cached_result(self, make: Callable[[TorchModel], T]) -> T:
         """Return `make(self)`, cached for later calls."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
+        if make not in self._cached_results:
+            self._cached_results[make] = make(self)
+        return self._cached_results[make]
 
     @cached_property
-    def _made(self) -> dict[Callable[[TorchModel], Any], Any]:
+    def _cached_results(self) -> dict[Callable[[TorchModel], Any], Any]:
         return {}
 
     @property
@@ -127,7 +127,7 @@ class TorchModel:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of the portable form, by name."""
-        module = self.built(lambda part: part.portable)
+        module = self.assemble_parts(lambda part: part.portable)
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     @property
@@ -137,7 +137,7 @@ class TorchModel:
             return self.parts
         return {path: part for path, part in self.parts.items() if part.is_converted}
 
-    def built(
+    def assemble_parts(
         self, make: Callable[[Part], nn.Module], parts: Mapping[str, Part] | None = None
     ) -> nn.Module:
         """Assemble the model from `make` of every part, or of some parts."""
@@ -156,36 +156,36 @@ def assemble_module(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> 
     # deepcopy takes objects in the memo as they are instead of copying them.
     memo: dict[int, Any] = {id(weight): weight for weight in shell.parameters()}
     # Tensors with an autograd graph, e.g. a stored loss, refuse a deepcopy.
-    memo.update(ModuleState(shell).copies())
+    memo.update(ModuleState(shell).copy_tensors())
     memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
     return copy.deepcopy(shell, memo)
 
 
-def fingerprint(model: TorchModel) -> str:
+def model_fingerprint(model: TorchModel) -> str:
     """Return the digest of all ops with their options, in order, and all weights and constants."""
     digest = hashlib.sha256()
     for part in model.parts.values():
-        _feed_graph(digest, part.portable)
+        _hash_graph_nodes(digest, part.portable)
     for name, value in sorted(model.weights.items()):
         digest.update(name.encode())
-        _feed_tensor(digest, value)
+        _hash_tensor_bytes(digest, value)
     return digest.hexdigest()
 
 
-def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
+def _hash_graph_nodes(digest: hashlib._Hash, module: GraphModule) -> None:
     for node in module.graph.nodes:
         arguments = f"{node.args} {node.kwargs}"
         digest.update(f"{node.op} {node.target} {node.name} {arguments};".encode())
         if node.op != "get_attr":
             continue
         # Constants in code are not buffers, and branches are graphs.
-        value = attribute(module, node.target)
+        value = get_attribute(module, node.target)
         if isinstance(value, GraphModule):
-            _feed_graph(digest, value)
+            _hash_graph_nodes(digest, value)
         elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-            _feed_tensor(digest, value)
+            _hash_tensor_bytes(digest, value)
 
 
-def _feed_tensor(digest: hashlib._Hash, value: torch.Tensor) -> None:
+def _hash_tensor_bytes(digest: hashlib._Hash, value: torch.Tensor) -> None:
     stored = value.detach().contiguous().reshape(-1).view(torch.uint8)
     digest.update(stored.numpy().data)

@@ -50,7 +50,7 @@ class _Container:
     before: Any
     is_buffers: bool = False
 
-    def changed_names(self) -> list[str]:
+    def list_changed_names(self) -> list[str]:
         now = _copy_container_values(self.holder)
         if not self.has_names:
             return [] if _is_same_value(self.before, now) else [self.name]
@@ -61,7 +61,7 @@ class _Container:
             if not _is_same_value(self.before.get(key, missing), now.get(key, missing))
         ]
 
-    def restore(self) -> None:
+    def restore_values(self) -> None:
         """Give the container its earlier values, if they changed."""
         if _hold_same_objects(self.before, _copy_container_values(self.holder)):
             return
@@ -106,7 +106,7 @@ class _Tensor:
             return not np.array_equal(value, original)
         return value.shape != original.shape or not torch.equal(value, original)
 
-    def restore(self) -> None:
+    def restore_values(self) -> None:
         """Give the tensor its earlier values, if they changed."""
         if not self._has_changed_value():
             return
@@ -134,19 +134,19 @@ class ModuleState:
         while self._pending and len(self._seen) < _MAX_OBJECTS:
             self._visit_object(*self._pending.pop())
 
-    def changed_names(self, of_buffers: bool = False) -> list[str]:
+    def list_changed_names(self, of_buffers: bool = False) -> list[str]:
         """Return the names of changed attributes and variables, or those of changed buffers."""
         containers = (part for part in self._containers if part.is_buffers == of_buffers)
         tensors = (part for part in self._tensors.values() if part.is_buffer == of_buffers)
-        names = [name for container in containers for name in container.changed_names()]
+        names = [name for container in containers for name in container.list_changed_names()]
         names += [tensor.name for tensor in tensors if tensor.is_written()]
         return sorted(set(names))
 
     def is_changed(self) -> bool:
         """Whether any value changed."""
-        return bool(self.changed_names() or self.changed_names(of_buffers=True))
+        return bool(self.list_changed_names() or self.list_changed_names(of_buffers=True))
 
-    def written(self) -> list[int]:
+    def written_tensors(self) -> list[int]:
         """Return the ids of tensors that were written to, without buffers."""
         return [
             key
@@ -166,7 +166,7 @@ class ModuleState:
                 else:
                     holder[key] = copied
 
-    def copies(self) -> dict[int, torch.Tensor]:
+    def copy_tensors(self) -> dict[int, torch.Tensor]:
         """Return the id of each tensor but parameters → a copy of its values."""
         return {
             key: tensor.before
@@ -174,12 +174,12 @@ class ModuleState:
             if type(tensor.value) is torch.Tensor
         }
 
-    def restore(self) -> None:
+    def restore_values(self) -> None:
         """Restore all values, in the objects that held them."""
         for container in self._containers:
-            container.restore()
+            container.restore_values()
         for tensor in self._tensors.values():
-            tensor.restore()
+            tensor.restore_values()
 
     def _visit_object(self, name: str, value: object) -> None:
         if id(value) in self._seen:
@@ -260,7 +260,7 @@ class ModuleState:
 
     def _visit_globals(self, function: FunctionType) -> None:
         """Visit the global containers that a function of the user names."""
-        if function.__module__ is None or _root_package(function.__module__) in _LIBRARIES:
+        if function.__module__ is None or _get_root_package(function.__module__) in _LIBRARIES:
             return
         for name in _names_in_code(function.__code__):
             value = function.__globals__.get(name)
@@ -300,13 +300,13 @@ class ModuleState:
 
 
 @contextmanager
-def preserve_state(module: nn.Module) -> Iterator[ModuleState]:
+def preserve_module_state(module: nn.Module) -> Iterator[ModuleState]:
     """Restore the state of a module on exit."""
     state = ModuleState(module)
     try:
         yield state
     finally:
-        state.restore()
+        state.restore_values()
 
 
 def _copy_container_values(holder: Any) -> Any:
@@ -355,10 +355,10 @@ def _is_stateful(value: object) -> bool:
 
 
 def _is_of_library(kind: type) -> bool:
-    return _root_package(kind.__module__) in _LIBRARIES
+    return _get_root_package(kind.__module__) in _LIBRARIES
 
 
-def _root_package(module: str) -> str:
+def _get_root_package(module: str) -> str:
     return module.partition(".")[0]
 
 

@@ -19,8 +19,8 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.graph.graph_edit import shallow_copy
-from neural_mp.adaptors.pytorch.versions import child_specs
+from neural_mp.adaptors.pytorch.graph.graph_edit import copy_graph_shallowly
+from neural_mp.adaptors.pytorch.versions import list_child_specs
 from neural_mp.util.pytree import NamedOutputs
 
 #: Package whose objects are taken apart; other objects are values as a whole.
@@ -144,7 +144,7 @@ def _assemble_value(form: object, values: list[object]) -> object:
 _PLAIN = (dict, OrderedDict)
 
 
-def _output_context(outputs: NamedOutputs) -> list[list[str]]:
+def _make_output_context(outputs: NamedOutputs) -> list[list[str]]:
     return [list(outputs), list(outputs.absent)]
 
 
@@ -157,12 +157,12 @@ def _rebuild_outputs(values: Iterable[object], context: list[list[str]]) -> Name
 
 pytree.register_pytree_node(
     NamedOutputs,
-    lambda outputs: (list(outputs.values()), _output_context(outputs)),
+    lambda outputs: (list(outputs.values()), _make_output_context(outputs)),
     _rebuild_outputs,
     serialized_type_name="neural_mp.NamedOutputs",
     flatten_with_keys_fn=lambda outputs: (
         [(pytree.MappingKey(name), value) for name, value in outputs.items()],
-        _output_context(outputs),
+        _make_output_context(outputs),
     ),
 )
 
@@ -183,7 +183,7 @@ def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> Graph
 
     Args:
         module: the graph.
-        absent: names of outputs that are not returned, from `absent_names`.
+        absent: names of outputs that are not returned, from `list_absent_fields`.
     """
     named = _replace_output_containers(module, lambda spec: spec.type is dict, NamedOutputs)[0]
     info = named.graph._codegen.pytree_info
@@ -192,12 +192,12 @@ def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> Graph
     return named
 
 
-def absent_names(module: GraphModule) -> list[str]:
+def list_absent_fields(module: GraphModule) -> list[str]:
     """Return the names of fields of the output's class that are None, as in `transformers`."""
     spec = module.graph._codegen.pytree_info.out_spec
     if spec is None or not dataclasses.is_dataclass(spec.type):
         return []
-    present = names(spec) or []
+    present = value_names(spec) or []
     return [field.name for field in dataclasses.fields(spec.type) if field.name not in present]
 
 
@@ -209,10 +209,10 @@ def _is_foreign_container(spec: pytree.TreeSpec) -> bool:
     if not isinstance(kind, type) or kind in _PLAIN:
         return False
     named = issubclass(kind, Mapping) or dataclasses.is_dataclass(kind)
-    return named and names(spec) is not None
+    return named and value_names(spec) is not None
 
 
-def names(spec: pytree.TreeSpec) -> list[str] | None:
+def value_names(spec: pytree.TreeSpec) -> list[str] | None:
     """Return the names of a container's values, in order; None without names."""
     context = spec.context
     if spec.type is namedtuple:
@@ -221,7 +221,9 @@ def names(spec: pytree.TreeSpec) -> list[str] | None:
     if isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
         context = context[0]
     listed = list(context) if isinstance(context, list | tuple) else []
-    right = len(listed) == len(child_specs(spec)) and all(isinstance(name, str) for name in listed)
+    right = len(listed) == len(list_child_specs(spec)) and all(
+        isinstance(name, str) for name in listed
+    )
     return listed if right else None
 
 
@@ -233,7 +235,7 @@ def _replace_output_containers(
     changed = _replace_in_spec(original, chosen, kind)
     if changed == original:
         return module, False
-    rewritten = shallow_copy(module)
+    rewritten = copy_graph_shallowly(module)
     codegen = copy.copy(rewritten.graph._codegen)
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=changed)
     rewritten.graph.set_codegen(codegen)
@@ -246,8 +248,8 @@ def _replace_in_spec(
 ) -> pytree.TreeSpec:
     if spec.is_leaf():
         return spec
-    parts = [_replace_in_spec(child, chosen, kind) for child in child_specs(spec)]
+    parts = [_replace_in_spec(child, chosen, kind) for child in list_child_specs(spec)]
     if chosen(spec):
-        context = [names(spec), []] if kind is NamedOutputs else names(spec)
+        context = [value_names(spec), []] if kind is NamedOutputs else value_names(spec)
         return pytree.TreeSpec(kind, context, parts)
     return pytree.TreeSpec(spec.type, spec.context, parts)

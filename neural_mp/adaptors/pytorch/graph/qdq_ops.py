@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.ranges import affine_parameters
+from neural_mp.adaptors.common.ranges import compute_affine_parameters
 from neural_mp.adaptors.common.weights.grouped_weight import (
     BitOrder,
     GroupedWeight,
+    iterate_row_parts,
     max_code,
     middle_code,
     pack_codes,
-    row_parts,
 )
 
 aten = torch.ops.aten
@@ -96,12 +96,12 @@ def _dequantize_tensor(
 
 def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
-    scale, zero_point = affine_parameters(low, high)
+    scale, zero_point = compute_affine_parameters(low, high)
     stored = torch.tensor(scale), torch.tensor(zero_point, dtype=torch.int32)
     return _quantize_tensor(x, scale, zero_point), *stored
 
 
-def codes_of(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
+def unpack_stored_codes(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """Return the codes [outputs, inputs] of packed weights as uint8."""
     if 8 % bits:  # three bytes hold eight codes of 3 bits
         first, second, third = q.unflatten(-1, (-1, 3)).to(torch.int32).unbind(-1)
@@ -114,7 +114,7 @@ def codes_of(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
 def _dequantize_grouped(
     q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, bits: int = 4
 ) -> torch.Tensor:
-    grouped = codes_of(q, bits).unflatten(-1, (scales.shape[-1], -1)).float()
+    grouped = unpack_stored_codes(q, bits).unflatten(-1, (scales.shape[-1], -1)).float()
     grouped = grouped.sub_(middle_code(bits)).mul_(scales.unsqueeze(-1))
     return grouped.add_(offsets.unsqueeze(-1)).flatten(-2)
 
@@ -166,7 +166,7 @@ dequantize_grouped = register_op(
 )
 
 
-def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
+def pack_stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
     """Return packed codes of a weight, and its scales and offsets in bfloat16."""
     codes, *parameters = (
         torch.from_numpy(np.ascontiguousarray(part))
@@ -182,7 +182,7 @@ def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
 def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize to symmetric int8: one scale per index of the first axis, range ±`limit`."""
     integers, scales = np.empty(weight.shape, np.int8), np.empty(len(weight), np.float32)
-    for part in row_parts((len(weight), weight[:1].numel())):
+    for part in iterate_row_parts((len(weight), weight[:1].numel())):
         values = weight[part].float().numpy()
         steps = weight_scales(values, tuple(range(1, values.ndim)), limit)
         integers[part], scales[part] = round_to_int8(values, steps, limit), steps.reshape(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.graph.graph_edit import arguments, constant
+from neural_mp.adaptors.pytorch.graph.graph_edit import get_arguments, get_constant
 from neural_mp.core.int8_accumulation import KernelKind
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def quantize_agnostic(node: Node) -> bool:
         return False
     if node.target is CONCATENATION:
         return all(is_computed(part) for part in node.args[0])
-    if node.target is PADDING and arguments(node)["value"] != 0:
+    if node.target is PADDING and get_arguments(node)["value"] != 0:
         return False  # only zero is exact in every scale
     return is_computed(node.args[0])
 
@@ -68,31 +68,31 @@ def has_integer_kernel(module: GraphModule, node: Node) -> bool:
     return (
         node.op == "call_function"
         and node.target in INTEGER_LAYERS
-        and constant(module, node.args[1]) is not None
+        and get_constant(module, node.args[1]) is not None
         and is_computed(node.args[0])
     )
 
 
-def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
+def convolution_geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
     """Return stride, padding, dilation and groups of a convolution."""
-    args, axes = arguments(layer), CONVOLUTIONS[layer.target]
+    args, axes = get_arguments(layer), CONVOLUTIONS[layer.target]
     stride, padding, dilation = (
-        per_axis(args[name], axes) for name in ("stride", "padding", "dilation")
+        expand_per_axis(args[name], axes) for name in ("stride", "padding", "dilation")
     )
     return stride, padding, dilation, int(args["groups"])
 
 
-def per_axis(value: object, axes: int) -> list[Any]:
+def expand_per_axis(value: object, axes: int) -> list[Any]:
     """Return one value per axis, from a single value or a sequence."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     return values * axes if len(values) == 1 else values
 
 
-def kernel_kind(layer: Node) -> KernelKind:
+def get_kernel_kind(layer: Node) -> KernelKind:
     """Return the kind of integer kernel that a layer runs in."""
     if layer.target not in CONVOLUTIONS:
         return KernelKind.DENSE
     # One input and one output channel per group; oneDNN has no 3-D kernel of this kind.
-    weight, groups = layer.args[1].meta["val"], geometry(layer)[3]
+    weight, groups = layer.args[1].meta["val"], convolution_geometry(layer)[3]
     single = weight.shape[0] == groups and weight.shape[1] == 1 and weight.ndim < 5
     return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION

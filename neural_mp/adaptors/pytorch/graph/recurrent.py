@@ -42,7 +42,7 @@ def free_lengths() -> Iterator[None]:
     originals = {op: (op.py_kernels[_STEPS], decomposition_table[op]) for op in ops}
     try:
         for op, (unrolled, _) in originals.items():
-            shaped = partial(_empty_results, op, unrolled)
+            shaped = partial(_make_empty_results, op, unrolled)
             _set_trace_kernels(op, shaped, shaped)
         yield
     finally:
@@ -59,7 +59,7 @@ def _set_trace_kernels(
     decomposition_table[op] = entry
 
 
-def _empty_results(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
+def _make_empty_results(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
     """Return empty results of a recurrent layer; for real tensors, the results of `steps`."""
     if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(args)):
         return steps(*args)
@@ -86,14 +86,14 @@ _Layout = tuple[int, bool, bool]
 _PER_CELL = {True: 4, False: 2}
 
 
-def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
+def find_recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
     """Return the reason why a recurrent layer cannot run in INT8; None if it can."""
     if node.target in _PACKED:
         return "its sequences are packed; the integer kernel requires padded sequences"
     if node.target in _PLAIN:
         return "integer kernels exist for LSTM and GRU only"
-    args = fx.arguments(node)
-    weights = [fx.constant(module, value) for value in args["params"]]
+    args = fx.get_arguments(node)
+    weights = [fx.get_constant(module, value) for value in args["params"]]
     if any(weight is None for weight in weights):
         return "its weight is computed, not constant"
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
@@ -102,11 +102,11 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
     cells = int(args["num_layers"]) * (2 if args["bidirectional"] else 1)
     if len(weights) != cells * _PER_CELL[args["has_biases"]]:
         return "its outputs are projected (proj_size), which the integer kernel does not support"
-    return kernel_obstacle()
+    return find_kernel_obstacle()
 
 
 @lru_cache(maxsize=1)
-def kernel_obstacle() -> str | None:
+def find_kernel_obstacle() -> str | None:
     """Return why torch's integer recurrent kernels do not run here; None if they do."""
     weight = torch.ones(4, 1, dtype=torch.int8), torch.ones(4)
     recurrent, bias = (weight[0], weight[1]), torch.zeros(4)
@@ -176,19 +176,21 @@ def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Ten
 
 def lower_recurrent(module: GraphModule, node: Node) -> None:
     """Call the integer kernel instead of a recurrent layer with quantized weights."""
-    args = fx.arguments(node)
+    args = fx.get_arguments(node)
     quantized = any(is_node(part, ops.dequantize_weight) for part in args["params"])
-    if kernel_obstacle() is not None or not quantized:
+    if find_kernel_obstacle() is not None or not quantized:
         return
     per_cell = _PER_CELL[args["has_biases"]]
     cells = []
     for first in range(0, len(args["params"]), per_cell):
         tensors = args["params"][first : first + per_cell]
         weight, recurrent = (
-            [fx.attribute(module, str(part.target)) for part in dequantized.args]
+            [fx.get_attribute(module, str(part.target)) for part in dequantized.args]
             for dequantized in tensors[:2]
         )
-        biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
+        biases = [
+            fx.get_attribute(module, str(part.target)).detach().float() for part in tensors[2:]
+        ]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
         cells.append(_pack_cell(weight, recurrent, bias, recurrent_bias))
@@ -205,9 +207,9 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     module.graph.erase_node(node)
 
 
-def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
+def iterate_layer_weights(module: GraphModule, node: Node) -> Iterator[Node]:
     """Yield the weights of a recurrent layer, without its biases."""
-    for part in fx.arguments(node)["params"]:
-        value = fx.constant(module, part)
+    for part in fx.get_arguments(node)["params"]:
+        value = fx.get_constant(module, part)
         if value is not None and value.ndim > 1:
             yield part

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.util.system.interruption import interrupted_after
+from neural_mp.util.system.interruption import interrupt_after_seconds
 
 #: CPU seconds of an export with symbolic sizes, plus seconds for each module without children, or
 #: op of a graph: sizes computed from other sizes, as in windows that are padded, may grow without
@@ -17,7 +17,7 @@ MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
 MAX_LARGE_EXPORT_SECONDS = 40.0
 
 
-def max_seconds(layers: nn.Module | int) -> float:
+def max_symbolic_seconds(layers: nn.Module | int) -> float:
     """Return the most CPU seconds of an export of a module or graph, or of so many ops."""
     if isinstance(layers, GraphModule):
         layers = len(layers.graph.nodes)
@@ -27,9 +27,9 @@ def max_seconds(layers: nn.Module | int) -> float:
     return min(seconds, MAX_LARGE_EXPORT_SECONDS)
 
 
-def limited(layers: nn.Module | int) -> AbstractContextManager[None]:
-    """Return a context of at most `max_seconds`, which raises `TimeLimitError` after these.
+def limit_symbolic_time(layers: nn.Module | int) -> AbstractContextManager[None]:
+    """Return a context of at most `max_symbolic_seconds`, then raises `TimeLimitError`.
 
     Code is interrupted in the package of symbolic expressions only: without any, there is no limit.
     """
-    return interrupted_after(max_seconds(layers), within="sympy")
+    return interrupt_after_seconds(max_symbolic_seconds(layers), within="sympy")

@@ -32,7 +32,7 @@ class AttentionMask:
         self.given = given
 
     @cached_property
-    def bias(self) -> torch.Tensor | None:
+    def mask_bias(self) -> torch.Tensor | None:
         """The addends, in bfloat16 if the mask says which weights to keep; None if all are 0."""
         is_choice = self.given.dtype is torch.bool
         if bool(self.given.all() if is_choice else not self.given.any()):
@@ -45,7 +45,7 @@ class AttentionMask:
     @cached_property
     def empties_rows(self) -> bool:
         """Whether a row has no weight at all."""
-        return self.bias is not None and bool(torch.isneginf(self.bias.amax(-1)).any())
+        return self.mask_bias is not None and bool(torch.isneginf(self.mask_bias.amax(-1)).any())
 
 
 def call_products(module: GraphModule) -> None:
@@ -103,7 +103,7 @@ def attention_in_bfloat16(
         return F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=is_causal, scale=scale
         )
-    added = None if attn_mask is None else attn_mask.bias
+    added = None if attn_mask is None else attn_mask.mask_bias
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     bias = (query.new_zeros(()) if added is None else added).expand(*outer, rows, columns)
     heads = max(1, _CACHED_WEIGHTS // (rows * columns))

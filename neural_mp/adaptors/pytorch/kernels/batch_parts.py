@@ -18,7 +18,11 @@ from neural_mp.adaptors.common.signatures.signature import remember_layout
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
-from neural_mp.adaptors.pytorch.graph.graph_edit import arguments, size_expressions, sizes_of_result
+from neural_mp.adaptors.pytorch.graph.graph_edit import (
+    get_arguments,
+    get_size_expressions,
+    sizes_of_result,
+)
 
 aten = torch.ops.aten
 
@@ -56,11 +60,11 @@ class BatchParts:
         self._inputs = sum(node.op == "placeholder" for node in module.graph.nodes)
         self._bytes: dict[Any, int] = {}
 
-    def fit(self, leaves: Sequence[torch.Tensor]) -> bool:
+    def can_split(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Whether a batch with the inputs of the graph may have parts."""
         return self.is_splitting and len(leaves) == self._inputs
 
-    def of(self, leaves: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    def split_leaves(self, leaves: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return the parts, of equal size but for one sample, that are computed one by one.
 
         Args:
@@ -72,7 +76,7 @@ class BatchParts:
         key = tuple((leaf.dtype, leaf.shape[1:]) for leaf in leaves)
         needed = self._bytes.get(key)
         if needed is None:
-            needed = _largest_op([leaf[:1] for leaf in leaves], self._module)
+            needed = _measure_largest_op([leaf[:1] for leaf in leaves], self._module)
             remember_layout(self._bytes, key, needed)
         count = math.ceil(samples * needed / MAX_PART_BYTES / torch.get_num_threads())
         if count < 2:
@@ -81,7 +85,7 @@ class BatchParts:
         return list(zip(*parts, strict=True))
 
 
-def _largest_op(sample: Sequence[torch.Tensor], module: GraphModule) -> int:
+def _measure_largest_op(sample: Sequence[torch.Tensor], module: GraphModule) -> int:
     """Return the most bytes of activations that an op reads and writes, for one sample.
 
     Derived from the sizes at capture: a run would show up in kernel logs.
@@ -178,7 +182,7 @@ def computes_samples_alone(portable: GraphModule) -> bool:
             return bool(leaves) and all(leaf in samples for leaf in leaves)
         sources = set(node.all_input_nodes)
         if _is_size(node):
-            if batch in _free_symbols(size_expressions([node.meta["val"]])):
+            if batch in _free_symbols(get_size_expressions([node.meta["val"]])):
                 of_size.add(node)
         elif sources.isdisjoint(samples):
             if not sources.isdisjoint(of_size):
@@ -229,12 +233,12 @@ def _keeps_samples_apart(node: Node, samples: set[Node], batch: object) -> bool:
         )
     if target in _ALONG_AXES:
         axes = max(axes, node.meta["val"].ndim)  # `unsqueeze` counts those of its result
-        return all(axis % axes for axis in _affected_axes(node))
+        return all(axis % axes for axis in _list_affected_axes(node))
     return False
 
 
-def _affected_axes(node: Node) -> list[int]:
-    args = arguments(node)
+def _list_affected_axes(node: Node) -> list[int]:
+    args = get_arguments(node)
     if node.target is aten.layer_norm.default:
         return list(range(-len(args["normalized_shape"]), 0))
     if node.target is aten.permute.default:

@@ -16,7 +16,11 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.signatures.signature import flat_leaves, key_of, remember_layout
+from neural_mp.adaptors.common.signatures.signature import (
+    get_layout_key,
+    list_flat_leaves,
+    remember_layout,
+)
 from neural_mp.adaptors.pytorch.capture.graph_capture import KEPT_STATE
 from neural_mp.adaptors.pytorch.capture.module_capture import (
     copy_module,
@@ -25,10 +29,10 @@ from neural_mp.adaptors.pytorch.capture.module_capture import (
     run_call,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, is_array, to_arrays
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, keywords
-from neural_mp.adaptors.pytorch.graph.graph_edit import attribute, shallow_copy
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, input_keywords
+from neural_mp.adaptors.pytorch.graph.graph_edit import copy_graph_shallowly, get_attribute
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_state
+from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_module_state
 from neural_mp.adaptors.pytorch.kernels.batch_parts import BatchParts, keep_freed_memory
 from neural_mp.adaptors.pytorch.kernels.programs import call_programs
 from neural_mp.errors import ConversionError
@@ -58,7 +62,7 @@ class DirectGraph:
         self._module = module
         self._for_empty = portable or module
         self._parts = BatchParts(module)
-        self._keywords = keywords(module)
+        self._keywords = input_keywords(module)
         self._known: dict[_InputKey, None] = {}
         self._returns = module.graph._codegen.pytree_info.out_spec
         self._returns_one = self._returns.is_leaf()
@@ -80,7 +84,7 @@ class DirectGraph:
         if kwargs:
             if set(kwargs) != set(self._keywords):
                 return self._run_module(args, kwargs)
-            leaves = (*args, *self.order(kwargs))
+            leaves = (*args, *self.order_keywords(kwargs))
         else:
             leaves = args
         for leaf in leaves:
@@ -90,7 +94,7 @@ class DirectGraph:
         if key not in self._known:
             if any(map(is_empty, leaves)):
                 return self._for_empty(*args, **kwargs)
-            if not self._parts.fit(leaves):
+            if not self._parts.can_split(leaves):
                 result = self._module(*args, **kwargs)
                 remember_layout(self._known, key, None)
                 return result
@@ -104,13 +108,13 @@ class DirectGraph:
         return (self._for_empty if has_empty else self._module)(*args, **kwargs)
 
     @cached_property
-    def _code(self) -> tuple[Callable[..., Any], SimpleNamespace]:
-        return _code_of(self._module)
+    def _generated_code(self) -> tuple[Callable[..., Any], SimpleNamespace]:
+        return _extract_graph_code(self._module)
 
     def run_known(self, leaves: Sequence[Any]) -> Any:
         """Return the module's result for flat inputs of a checked signature."""
-        forward, constants = self._code
-        parts = self._parts.of(leaves) if self._parts.is_splitting else ()
+        forward, constants = self._generated_code
+        parts = self._parts.split_leaves(leaves) if self._parts.is_splitting else ()
         if len(parts) < 2:
             outputs = forward(constants, *leaves)
         else:
@@ -118,7 +122,7 @@ class DirectGraph:
             outputs = [torch.cat(pieces) for pieces in zip(*results, strict=True)]
         return outputs[0] if self._returns_one else pytree.tree_unflatten(outputs, self._returns)
 
-    def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
+    def order_keywords(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
         """Return the keyword values in the order of the graph."""
         return tuple(kwargs[name] for name in self._keywords)
 
@@ -128,29 +132,29 @@ def is_empty(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor | np.ndarray) and 0 in leaf.shape
 
 
-def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
+def _extract_graph_code(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     """Return the graph's code, from flat inputs to flat outputs, and the holder of its constants.
 
     A module looks up an attribute in several dicts, which costs as long as a small op; and an op
     of torch is looked up by its path, and called through a Python function.
     """
-    module = shallow_copy(module)
+    module = copy_graph_shallowly(module)
     call_programs(module)
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
         if type(node.target) is torch._ops.OpOverload:
-            node.target = _dispatcher_function(node.target)
+            node.target = _find_dispatcher_function(node.target)
     flat = GraphModule(module, graph)
     constants = SimpleNamespace()
     for node in graph.nodes:
         if node.op in ("get_attr", "call_module"):
             path = str(node.target)
-            _set_nested_attribute(constants, path.split("."), attribute(module, path))
+            _set_nested_attribute(constants, path.split("."), get_attribute(module, path))
     return type(flat).forward, constants
 
 
-def _dispatcher_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def _find_dispatcher_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the dispatcher's function of an op, with a name for the code of a graph."""
     function = partial(op._op)
     name = f"op_{op.name().replace('::', '_').replace('.', '_')}"
@@ -180,11 +184,11 @@ class _Recipe:
     arrays: bool
 
     @cached_property
-    def run(self) -> Callable[[list[Any]], Any]:
+    def leaf_runner(self) -> Callable[[list[Any]], Any]:
         """Return a function that runs the model on leaves."""
         target, args = self.target, self.args
         if isinstance(target, DirectGraph):
-            order = (*args, *target.order(self.kwargs))
+            order = (*args, *target.order_keywords(self.kwargs))
             if order == (0,):
                 return target.run_known
             return lambda leaves: target.run_known([leaves[index] for index in order])
@@ -207,7 +211,7 @@ class DirectCalls:
         if compiled is None and model.original is not None:
             self._target = _copy_user_module(model)
         if self._target is None and model.shell is None:
-            self._target = DirectGraph(model.runnable, model.portable)
+            self._target = DirectGraph(model.runnable_graph, model.portable_graph)
 
     def __call__(self, inputs: object) -> Any:
         """Return the outputs, as arrays if the inputs are arrays.
@@ -215,11 +219,11 @@ class DirectCalls:
         Raises:
             DataError: if the inputs do not fit the model.
         """
-        leaves = flat_leaves(inputs)
+        leaves = list_flat_leaves(inputs)
         for leaf in leaves:
             if type(leaf) is not torch.Tensor and type(leaf) is not np.ndarray:
                 return self._run_with_checks(inputs)
-        key = key_of(inputs, leaves)
+        key = get_layout_key(inputs, leaves)
         recipe = self._recipes.get(key)
         if recipe is None:
             result = self._run_with_checks(inputs)
@@ -228,13 +232,13 @@ class DirectCalls:
                 remember_layout(self._recipes, key, self._build_recipe(inputs, leaves))
             return result
         if recipe.arrays:
-            tensor_of = self._model.signature.tensor_of
+            tensor_of = self._model.signature.convert_to_tensor
             leaves = [tensor_of(leaf) for leaf in leaves]
         if torch.is_grad_enabled():
             with torch.no_grad():
-                result = recipe.run(leaves)
+                result = recipe.leaf_runner(leaves)
         else:
-            result = recipe.run(leaves)
+            result = recipe.leaf_runner(leaves)
         return to_arrays(result) if recipe.arrays else result
 
     def _run_with_checks(self, inputs: object) -> Any:
@@ -251,10 +255,10 @@ class DirectCalls:
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
-            form = target or model.once(_direct_form)
+            form = target or model.cached_result(_make_direct_form)
             # Calls of the toolkit, e.g. to measure times, must not change results of later calls.
             with (
-                preserve_state(form)
+                preserve_module_state(form)
                 if isinstance(form, nn.Module) and model.keeps_state
                 else _NOTHING
             ):
@@ -270,7 +274,7 @@ class DirectCalls:
         signature = self._model.signature
         arrays = any(map(is_array, leaves))
         # Detached copies have distinct ids even if the batch holds a tensor twice.
-        tensors = [signature.tensor_of(leaf) for leaf in leaves]
+        tensors = [signature.convert_to_tensor(leaf) for leaf in leaves]
         if not arrays and any(x is not y for x, y in zip(tensors, leaves, strict=True)):
             return None
         copies = [tensor.detach() for tensor in tensors]
@@ -304,12 +308,12 @@ class _DirectPart(nn.Module):
         return self._direct(*args, **kwargs)
 
 
-def _direct_form(model: TorchModel) -> nn.Module:
+def _make_direct_form(model: TorchModel) -> nn.Module:
     """Return the user's code with graphs that check inputs of a known signature once.
 
     A decoder calls hundreds of graphs per token, and each check costs as long as a small product.
     """
-    return model.built(
+    return model.assemble_parts(
         lambda part: _DirectPart(part.runnable, part.portable), model.converted_parts
     )
 
@@ -329,17 +333,17 @@ def _copy_user_module(model: TorchModel) -> nn.Module | None:
     if model.keeps_state or any(graph.meta.get(KEPT_STATE) for graph in graphs):
         return None
     try:
-        module, call = copy_module(model.original), model.example.copied()
-        versions = list(_input_versions(call))
+        module, call = copy_module(model.original), model.example.clone_tensors()
+        versions = list(_read_input_versions(call))
         # Weights and the variables of classes and modules are those of the user.
-        with preserve_state(module) as state, torch.no_grad():
+        with preserve_module_state(module) as state, torch.no_grad():
             module(*call.args, **call.kwargs)
             is_changed = state.is_changed()
             if is_changed:
                 filled = ModuleState(module)
                 module(*call.args, **call.kwargs)
                 is_changed = filled.is_changed()
-        is_changed = is_changed or list(_input_versions(call)) != versions
+        is_changed = is_changed or list(_read_input_versions(call)) != versions
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module cannot be called directly", exc_info=True)
@@ -347,6 +351,6 @@ def _copy_user_module(model: TorchModel) -> nn.Module | None:
     return None if is_changed else module
 
 
-def _input_versions(call: CallArgs) -> Iterator[int]:
+def _read_input_versions(call: CallArgs) -> Iterator[int]:
     """Return the version counters of the inputs, which reveal writes."""
-    return (leaf._version for leaf in call.leaves() if isinstance(leaf, torch.Tensor))
+    return (leaf._version for leaf in call.flatten_leaves() if isinstance(leaf, torch.Tensor))

@@ -26,7 +26,7 @@ from neural_mp.adaptors.pytorch.graph.fusion import (
     post_op_of,
 )
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.kernels.kernel_probes import fastest_runs
+from neural_mp.adaptors.pytorch.kernels.kernel_probes import time_fastest_runs
 
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
@@ -66,7 +66,7 @@ _Shapes = Mapping[Node, tuple[int, ...]]
 class _PackedLayers(FusionRules[Node, Node]):
     """Fusion rules of the packed kernels: an activation, without sums."""
 
-    def activation(self, group: Group) -> Step[Node, Node] | None:
+    def match_activation(self, group: Group) -> Step[Node, Node] | None:
         """Match an activation that the kernel has as a post-op."""
         return match_activation(group)
 
@@ -87,11 +87,11 @@ def _is_packable(module: GraphModule, node: Node) -> bool:
     """Whether a node is a layer of constant FP32 weights whose input has a batch."""
     if node.op != "call_function" or node.target not in _PACKED:
         return False
-    weight, x = fx.constant(module, node.args[1]), node.args[0]
+    weight, x = fx.get_constant(module, node.args[1]), node.args[0]
     if weight is None or weight.dtype is not torch.float32 or not weight.numel():
         return False
-    bias = fx.arguments(node)["bias"]
-    if bias is not None and fx.constant(module, bias) is None:
+    bias = fx.get_arguments(node)["bias"]
+    if bias is not None and fx.get_constant(module, bias) is None:
         return False
     value = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
@@ -100,23 +100,23 @@ def _is_packable(module: GraphModule, node: Node) -> bool:
     return is_batched and value.device.type == "cpu"
 
 
-def packable_ops(module: GraphModule) -> frozenset[str]:
+def find_packable_ops(module: GraphModule) -> frozenset[str]:
     """Return the ops that packed kernels can compute: layers, and activations fused into them."""
     groups = _find_packable_groups(module).values()
-    nodes = (node for group in groups for node in (group.head, *group.members))
+    nodes = (node for group in groups for node in (group.head, *group.fused_ops))
     return frozenset(node.meta[fx.OP_NAME] for node in nodes if fx.OP_NAME in node.meta)
 
 
 def mark_kernels(module: GraphModule, kernels: Mapping[str, str]) -> None:
     """Note in the portable graph the kernels that a plan requests, by op."""
-    for name, node in fx.op_nodes(module).items():
+    for name, node in fx.map_op_nodes(module).items():
         if kernels.get(name):
             node.meta[_KERNEL] = kernels[name]
 
 
-def marked_kernels(module: GraphModule) -> dict[str, str]:
+def list_marked_kernels(module: GraphModule) -> dict[str, str]:
     """Return op → the kernel that a plan requested."""
-    nodes = fx.op_nodes(module).items()
+    nodes = fx.map_op_nodes(module).items()
     return {name: node.meta[_KERNEL] for name, node in nodes if _KERNEL in node.meta}
 
 
@@ -125,16 +125,16 @@ def call_packed_kernels(module: GraphModule) -> None:
     for layer, candidate in _find_packable_groups(module).items():
         if _KERNEL not in layer.meta:
             continue
-        group = candidate.reduced(lambda op: _KERNEL in op.meta)
-        shape = tuple(map(fx.likely_size, layer.args[0].meta["val"].shape))
+        group = candidate.fused_prefix(lambda op: _KERNEL in op.meta)
+        shape = tuple(map(fx.get_likely_size, layer.args[0].meta["val"].shape))
         call, packed, trailing = _pack_group(module, group, shape)
         weight = fx.add_constant(module, f"{layer.name}_packed", packed, group.tail)
         with module.graph.inserting_before(group.tail):
-            bias = fx.arguments(layer)["bias"]
+            bias = fx.get_arguments(layer)["bias"]
             result = module.graph.call_function(call, (layer.args[0], weight, bias, *trailing))
         result.meta = dict(group.tail.meta)
         result.meta[fx.OP_NAME] = layer.meta.get(fx.OP_NAME, layer.name)
-        result.meta[fx.RESULT] = (fx.tensor_name(group.tail), None)
+        result.meta[fx.RESULT] = (fx.get_tensor_name(group.tail), None)
         group.tail.replace_all_uses_with(result)
     module.graph.eliminate_dead_code()
     _read_channels_last(module)
@@ -145,12 +145,12 @@ def _pack_group(
 ) -> tuple[Any, torch.Tensor, tuple[Any, ...]]:
     """Return a kernel, the weight packed for inputs of a shape, and arguments after the bias."""
     layer, post_op = group.head, post_op_of(group.activation)
-    weight = fx.constant(module, layer.args[1])
+    weight = fx.get_constant(module, layer.args[1])
     assert weight is not None
     if layer.target is layers.LINEAR:
         packed = mkldnn._reorder_linear_weight(weight, max(1, math.prod(shape[:-1])))
         return mkldnn._linear_pointwise.default, packed, post_op
-    stride, padding, dilation, groups = layers.geometry(layer)
+    stride, padding, dilation, groups = layers.convolution_geometry(layer)
     geometry = (padding, stride, dilation, groups)
     packed = mkldnn._reorder_convolution_weight(weight, *geometry, [max(1, size) for size in shape])
     return mkldnn._convolution_pointwise.default, packed, (*geometry, *post_op)
@@ -189,7 +189,7 @@ def find_faster_kernels(
 
     groups = {
         path: {
-            layer: group.reduced(lambda op: op.meta.get(fx.OP_NAME) in op_names)
+            layer: group.fused_prefix(lambda op: op.meta.get(fx.OP_NAME) in op_names)
             for layer, group in _find_packable_groups(part.portable).items()
             if layer.meta.get(fx.OP_NAME) in op_names
         }
@@ -235,7 +235,7 @@ def _find_faster_ops(
         if is_packed:
             yield layer.meta[fx.OP_NAME]
         if is_fused:
-            yield from (op.meta[fx.OP_NAME] for op in group.members)
+            yield from (op.meta[fx.OP_NAME] for op in group.fused_ops)
 
 
 def _compare_kernels(
@@ -246,9 +246,9 @@ def _compare_kernels(
     x = torch.rand(shape)
     ordered = x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
     constants, keywords = torch.fx.map_arg(
-        (layer.args[1:], layer.kwargs), lambda node: fx.constant(module, node)
+        (layer.args[1:], layer.kwargs), lambda node: fx.get_constant(module, node)
     )
-    bias = fx.constant(module, fx.arguments(layer)["bias"])
+    bias = fx.get_constant(module, fx.get_arguments(layer)["bias"])
 
     def apply_activation(value: torch.Tensor) -> torch.Tensor:
         if activation is None:
@@ -264,7 +264,7 @@ def _compare_kernels(
     if activation is not None:
         fused, _, fused_trailing = _pack_group(module, group, shape)
         variants.append(lambda: fused(ordered, weight, bias, *fused_trailing))
-    own, packed, *fused_seconds = fastest_runs(variants)
+    own, packed, *fused_seconds = time_fastest_runs(variants)
     best = min(packed, *fused_seconds) if fused_seconds else packed
     gains = own > _LEAST_GAIN * best
     return gains, gains and any(seconds < packed for seconds in fused_seconds)

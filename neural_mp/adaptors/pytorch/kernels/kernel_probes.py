@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
-from neural_mp.adaptors.pytorch.versions import integer_convolution
+from neural_mp.adaptors.pytorch.versions import find_integer_convolution
 
 onednn = torch.ops.onednn
 
@@ -37,7 +37,7 @@ def multiplies_bfloat16_fast() -> bool:
         return lambda: torch.bmm(matrix, matrix.transpose(1, 2))
 
     with torch.no_grad():
-        float32, bfloat16 = fastest_runs(
+        float32, bfloat16 = time_fastest_runs(
             [build_product(torch.float32), build_product(torch.bfloat16)]
         )
     return bfloat16 < float32
@@ -62,16 +62,16 @@ def writes_fast(layer: torch._ops.OpOverload, dtype: torch.dtype) -> bool:
         weight, geometry = weight[..., None, None], ([1, 1], [0, 0], [1, 1], 1)
     try:
         with torch.no_grad():
-            run = unscaled_kernel(x, weight, geometry)
+            run = make_unscaled_kernel(x, weight, geometry)
             if run(dtype).dtype is not dtype:
                 return False
-            float32, half = fastest_runs([lambda: run(torch.float32), lambda: run(dtype)])
+            float32, half = time_fastest_runs([lambda: run(torch.float32), lambda: run(dtype)])
     except RuntimeError:
         return False
     return half < float32 * _MAX_SLOWDOWN_RATIO
 
 
-def unscaled_kernel(
+def make_unscaled_kernel(
     x: torch.Tensor, weight: torch.Tensor, geometry: tuple[Any, ...] = ()
 ) -> Callable[[torch.dtype], torch.Tensor]:
     """Return an integer kernel without bias, with all scales 1, as a function of the output dtype.
@@ -84,7 +84,7 @@ def unscaled_kernel(
     scales, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.long)
     if geometry:
         packed = onednn.qconv_prepack(weight, scales, 1.0, 0, *geometry, list(x.shape))
-        kernel = integer_convolution(len(geometry[0]))
+        kernel = find_integer_convolution(len(geometry[0]))
     else:
         packed = onednn.qlinear_prepack(weight, list(x.shape))
         kernel = onednn.qlinear_pointwise.default
@@ -92,7 +92,7 @@ def unscaled_kernel(
     return lambda dtype: kernel(*operands, dtype, "none", [], "")
 
 
-def fastest_runs(variants: Sequence[Callable[[], object]]) -> list[float]:
+def time_fastest_runs(variants: Sequence[Callable[[], object]]) -> list[float]:
     """Return the seconds of the fastest run of each variant, after one that warms up."""
     seconds = [math.inf] * len(variants)
     begun = time.perf_counter()

@@ -25,19 +25,22 @@ from neural_mp.adaptors.pytorch.graph.casts import cast_dtype
 from neural_mp.adaptors.pytorch.graph.fusion import (
     OVERWRITABLE,
     Group,
+    find_only_user,
     find_quantizer,
     is_node,
     match_group,
-    only_user,
     post_op_of,
 )
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.kernels.attention import call_products
 from neural_mp.adaptors.pytorch.kernels.batch_parts import SPLITS, computes_samples_alone
-from neural_mp.adaptors.pytorch.kernels.float_kernels import call_packed_kernels, marked_kernels
+from neural_mp.adaptors.pytorch.kernels.float_kernels import (
+    call_packed_kernels,
+    list_marked_kernels,
+)
 from neural_mp.adaptors.pytorch.kernels.kernel_probes import writes_fast
-from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
+from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, find_integer_convolution
 from neural_mp.util.system.memory import FREED
 
 aten = torch.ops.aten
@@ -56,14 +59,14 @@ def rewrite_graphs(model: TorchModel, rewrite: Callable[[GraphModule], None]) ->
     """Return the model with the portable form of every graph rewritten; keep the original."""
     parts = {}
     for path, part in model.parts.items():
-        portable = fx.shallow_copy(part.portable)
+        portable = fx.copy_graph_shallowly(part.portable)
         rewrite(portable)
-        if _have_same_calls(portable, part.portable) and not marked_kernels(portable):
+        if _have_same_calls(portable, part.portable) and not list_marked_kernels(portable):
             parts[path] = part
             continue
-        portable = fx.finish(portable)
-        parts[path] = Part(portable, runnable_form(portable), part.example, True)
-        FREED.after(sum(value.nbytes for value in part.portable.parameters()))
+        portable = fx.finish_graph(portable)
+        parts[path] = Part(portable, lower_to_kernels(portable), part.example, True)
+        FREED.note_freed_bytes(sum(value.nbytes for value in part.portable.parameters()))
     return replace(model, parts=parts, original=None)
 
 
@@ -76,9 +79,9 @@ def _have_same_calls(first: GraphModule, second: GraphModule) -> bool:
     return calls[0] == calls[1]
 
 
-def runnable_form(portable: GraphModule) -> GraphModule:
+def lower_to_kernels(portable: GraphModule) -> GraphModule:
     """Lower a portable graph to integer and packed kernels, as a separate module."""
-    module = fx.shallow_copy(portable)
+    module = fx.copy_graph_shallowly(portable)
     with torch.no_grad():
         # Ops that move values first: their results may be views, which a sum must not overwrite.
         for node in list(module.graph.nodes):
@@ -106,7 +109,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         for node in list(module.graph.nodes):
             _lower_conversion(module, node)
     module.meta[SPLITS] = computes_samples_alone(portable)
-    return fx.finish(module)
+    return fx.finish_graph(module)
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
@@ -116,26 +119,26 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
         _replace_with_kernel(
             layer,
             kernels.weight_only_linear,
-            (layer.args[0], *layer.args[1].args, _bias_node(layer)),
+            (layer.args[0], *layer.args[1].args, _find_bias_node(layer)),
         )
 
 
 def _lower_low_bits(module: GraphModule, node: Node) -> None:
     """Call the kernel of a layer with a weight in 4 bits or less."""
-    weight = fx.arguments(node)["weight"]
+    weight = fx.get_arguments(node)["weight"]
     constants, bits = weight.args[:3], weight.args[3] if len(weight.args) > 3 else 4
     if node.target is layers.EMBEDDING:
         _replace_with_kernel(node, kernels.low_bit_embedding, (*constants, bits, node.args[1]))
     elif node.target is layers.LINEAR and bits != 4:
         _replace_with_kernel(
-            node, kernels.low_bit_linear, (node.args[0], *constants, bits, _bias_node(node))
+            node, kernels.low_bit_linear, (node.args[0], *constants, bits, _find_bias_node(node))
         )
     elif node.target is layers.LINEAR:
         name = f"{node.name}_kernel_weight"
         module.add_submodule(name, kernels.KernelWeight())
         weight = fx.read_constant(module, name, node)
         _replace_with_kernel(
-            node, kernels.four_bit_linear, (node.args[0], weight, *constants, _bias_node(node))
+            node, kernels.four_bit_linear, (node.args[0], weight, *constants, _find_bias_node(node))
         )
 
 
@@ -155,7 +158,7 @@ def _lower_group(module: GraphModule, group: Group) -> None:
         output: _Output = (replaced.args[1], replaced.args[2], torch.uint8)
     else:
         replaced, dtype = group.tail, torch.float32
-        cast = only_user(replaced)
+        cast = find_only_user(replaced)
         requested = cast_dtype(cast)
         floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
         if cast is not None and requested in floats and writes_fast(layer.target, requested):
@@ -163,14 +166,14 @@ def _lower_group(module: GraphModule, group: Group) -> None:
         output = (1.0, 0, dtype)
     operands = (*layer.args[0].args[:3], *_pack_weight(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        called = module.graph.call_function(*_kernel_call(group, operands, output))
+        called = module.graph.call_function(*_make_kernel_call(group, operands, output))
         result = _with_all_axes(called, layer, operands[0])
     encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
     result.meta = {"val": replaced.meta["val"]}
     called.meta = {
         "val": replaced.meta["val"],
         fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
-        fx.RESULT: (fx.tensor_name(group.tail), encoding),
+        fx.RESULT: (fx.get_tensor_name(group.tail), encoding),
     }
     replaced.replace_all_uses_with(result)
 
@@ -203,7 +206,7 @@ def _add_size_node(source: Node, axis: int, expected: torch.Tensor) -> Node:
     return size
 
 
-def _kernel_call(
+def _make_kernel_call(
     group: Group, operands: tuple[Any, ...], output: _Output
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return the integer kernel of a fusion group and its arguments.
@@ -213,7 +216,7 @@ def _kernel_call(
     layer, summed, activation = group.head, group.residual_sum, group.activation
     if activation is not None and _saturates_at_bounds(activation, output):
         activation = None  # the integers saturate by themselves
-    post_op, bias = post_op_of(activation), _bias_node(layer)
+    post_op, bias = post_op_of(activation), _find_bias_node(layer)
     if layer.target is layers.LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
@@ -223,9 +226,9 @@ def _kernel_call(
             return product.binary, (*operands, *added, *post_op)
         target = product.tensor if isinstance(operands[1], Node) else product.default
         return target, (*operands, bias, *output, *post_op)
-    inside = (bias, *layers.geometry(layer), *output)
+    inside = (bias, *layers.convolution_geometry(layer), *output)
     if summed is None:
-        kernel = integer_convolution(layers.CONVOLUTIONS[layer.target])
+        kernel = find_integer_convolution(layers.CONVOLUTIONS[layer.target])
         return kernel, (*operands, *inside, *post_op)
     accumulator: Any = summed.operand
     stored = [1.0, 0]
@@ -260,9 +263,9 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
 def _pack_weight(module: GraphModule, layer: Node, next_node: Node) -> tuple[Node, Node, Node]:
     """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
     integers_node, scales_node = layer.args[1].args
-    integers = fx.attribute(module, integers_node.target)
-    scales = fx.attribute(module, scales_node.target)
-    shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
+    integers = fx.get_attribute(module, integers_node.target)
+    scales = fx.get_attribute(module, scales_node.target)
+    shape = [fx.get_likely_size(size) for size in layer.args[0].meta["val"].shape]
     if is_node(layer.args[0].args[0], kernels.quantize_rgb):
         integers, shape[1] = F.pad(integers, (0, 0, 0, 0, 0, 1)), 4
     if layer.target is layers.LINEAR:
@@ -270,7 +273,7 @@ def _pack_weight(module: GraphModule, layer: Node, next_node: Node) -> tuple[Nod
     else:
         _, scale, zero_point, _ = layer.args[0].args
         packed = onednn.qconv_prepack(
-            integers, scales, scale, zero_point, *layers.geometry(layer), shape
+            integers, scales, scale, zero_point, *layers.convolution_geometry(layer), shape
         )
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
@@ -280,8 +283,8 @@ def _pack_weight(module: GraphModule, layer: Node, next_node: Node) -> tuple[Nod
     )
 
 
-def _bias_node(layer: Node) -> Node | None:
-    bias = fx.arguments(layer)["bias"]
+def _find_bias_node(layer: Node) -> Node | None:
+    bias = fx.get_arguments(layer)["bias"]
     return bias if isinstance(bias, Node) else None
 
 
@@ -325,12 +328,12 @@ def _lower_conversion(module: GraphModule, node: Node) -> None:
     """Make a remaining conversion read its zero point from a precomputed tensor."""
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
-        gated = _gated_operands(x)
+        gated = _match_gated_operands(x)
         if gated is None:
             _call_quantization(module, node, kernels.quantize_uint8, x)
             return
         _call_quantization(module, node, kernels.quantize_gated, *gated)
-        name = fx.tensor_name(x)
+        name = fx.get_tensor_name(x)
         node.meta = {**node.meta, fx.OP_NAME: name}
         node.meta[fx.RESULT] = (name, QuantParams(scale, zero_point))
         module.graph.erase_node(x)
@@ -352,14 +355,14 @@ def _add_offset(module: GraphModule, node: Node, value: float) -> Node:
     return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
 
 
-def _gated_operands(product: Node) -> tuple[Node, Node] | None:
+def _match_gated_operands(product: Node) -> tuple[Node, Node] | None:
     """Return image and gate of a product of which only one op reads the result, if it is one.
 
     A gate is one number per channel, or per channel of every sample. The image is a kernel's
     result in channels-last memory: in any other, two operands would repeat a value in a row, for
     which the op of a sum and a product has no vector code.
     """
-    if product.target is not aten.mul.Tensor or only_user(product) is None:
+    if product.target is not aten.mul.Tensor or find_only_user(product) is None:
         return None
     for image, gate in (product.args, product.args[::-1]):
         if not is_node(image, *OVERWRITABLE) or not isinstance(gate, Node):
@@ -380,7 +383,7 @@ def _quantizes_rgb(node: Node) -> bool:
     value = node.args[0].meta["val"]
     return (
         value.ndim == 4
-        and fx.size_expressions((value.shape[1], value.stride(3))) == (3, 1)
+        and fx.get_size_expressions((value.shape[1], value.stride(3))) == (3, 1)
         and all(
             user.target is ops.dequantize and _reads_all_channels(layer, user)
             for user in node.users
@@ -395,7 +398,7 @@ def _reads_all_channels(layer: Node, image: Node) -> bool:
         layer.target is layers.CONVOLUTION
         and layer.args[0] is image
         and is_node(layer.args[1], ops.dequantize_weight)
-        and layers.geometry(layer)[3] == 1
+        and layers.convolution_geometry(layer)[3] == 1
     )
 
 
@@ -417,26 +420,26 @@ def _is_pixel_product(module: GraphModule, node: Node) -> bool:
     """Whether a node is an FP32 convolution of one pixel per image with all inputs."""
     if node.op != "call_function" or node.target is not layers.CONVOLUTION:
         return False
-    weight, image = fx.constant(module, node.args[1]), cast(Node, node.args[0]).meta.get("val")
+    weight, image = fx.get_constant(module, node.args[1]), cast(Node, node.args[0]).meta.get("val")
     if weight is None or not isinstance(image, torch.Tensor) or image.ndim != 4:
         return False
-    _, padding, _, groups = layers.geometry(node)
+    _, padding, _, groups = layers.convolution_geometry(node)
     return (
         weight.dtype is image.dtype is torch.float32
-        and fx.size_expressions(image.shape[2:]) == weight.shape[2:] == _ONE_PIXEL
+        and fx.get_size_expressions(image.shape[2:]) == weight.shape[2:] == _ONE_PIXEL
         and not any(padding)
         and groups == 1
     )
 
 
 def _call_product(module: GraphModule, layer: Node) -> None:
-    weight = fx.constant(module, layer.args[1])
+    weight = fx.get_constant(module, layer.args[1])
     assert weight is not None
     outputs, inputs = weight.shape[:2]
     transposed = fx.add_constant(module, f"{layer.name}_turned", weight.flatten(1).t(), layer)
-    layer.args = (layer.args[0], transposed, fx.arguments(layer)["bias"], inputs, outputs)
+    layer.args = (layer.args[0], transposed, fx.get_arguments(layer)["bias"], inputs, outputs)
     layer.kwargs = {}
-    layer.target = kernels.pixel_product
+    layer.target = kernels.run_pixel_product
 
 
 _SUMMING = onednn.qconv2d_pointwise.binary
@@ -461,8 +464,8 @@ def fold_scales(module: GraphModule) -> None:
 
 
 def _fold_scales(module: GraphModule, kernel: Node) -> None:
-    arguments = fx.arguments(kernel)
-    scales, name = fx.constant(module, arguments["w_scale"]), arguments["w_scale"].name
+    arguments = fx.get_arguments(kernel)
+    scales, name = fx.get_constant(module, arguments["w_scale"]), arguments["w_scale"].name
     assert scales is not None
     factors = scales * arguments["x_scale"]
     changes: dict[str, Any] = {"x_scale": 1.0}
@@ -473,7 +476,7 @@ def _fold_scales(module: GraphModule, kernel: Node) -> None:
         and kernel.target is not onednn.qlinear_pointwise.binary
     ):
         factors = factors / arguments["output_scale"]
-        stored = fx.constant(module, arguments["bias"])
+        stored = fx.get_constant(module, arguments["bias"])
         bias = torch.zeros_like(scales) if stored is None else stored
         bias = bias.float() / arguments["output_scale"] + arguments["output_zero_point"]
         changes["bias"] = fx.add_constant(module, f"{name}_bias", bias, kernel)

@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
 from neural_mp.adaptors.pytorch.capture.in_place_updates import IN_PLACE
-from neural_mp.adaptors.pytorch.graph.graph_edit import attribute, constant, sizes_of_result
-from neural_mp.adaptors.pytorch.graph.kernel_ops import COMPOSED, pixel_product
+from neural_mp.adaptors.pytorch.graph.graph_edit import get_attribute, get_constant, sizes_of_result
+from neural_mp.adaptors.pytorch.graph.kernel_ops import COMPOSED, run_pixel_product
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def call_programs(module: GraphModule) -> None:
     if not _can_run_programs():
         return
     inline_kernels(module)
-    overwrite_dead(module)
+    overwrite_dead_inputs(module)
     for number, run in enumerate(_find_runs(module)):
         _replace_by_program(module, run, f"program_{number}")
     module.graph.lint()
@@ -106,7 +106,7 @@ def _fits_program(module: GraphModule, node: Node) -> bool:
 
 def _set_value_type(value: ProgramValue, module: GraphModule, node: Node) -> ProgramValue:
     if node.op == "get_attr":
-        stored = attribute(module, str(node.target))
+        stored = get_attribute(module, str(node.target))
         if isinstance(stored, _C.ScriptObject):
             value.setType(stored._type())
     elif isinstance(node.meta.get("val"), _SIZES):
@@ -181,16 +181,16 @@ def _build_program(
     container = graph.addInput("constants")
     values = {node: _set_value_type(graph.addInput(), module, node) for node in inputs}
 
-    def value_of(node: Node) -> Any:
+    def lower_node_value(node: Node) -> Any:
         if node not in values:
-            value = attribute(module, str(node.target))
+            value = get_attribute(module, str(node.target))
             values[node] = _store_constant(
                 graph, container, constants, f"value_{len(values)}", value
             )
         return values[node]
 
     for node in run:
-        values[node] = _append_call(graph, node, value_of).output()
+        values[node] = _append_call(graph, node, lower_node_value).output()
     returned = [values[node] for node in results]
     if len(returned) > 1:
         joined = graph.create("prim::TupleConstruct", returned, 1)
@@ -257,7 +257,7 @@ def inline_kernels(module: GraphModule) -> None:
     """Replace calls of composed kernels by the ops that these call."""
     images: set[Node] = set()
     for node in list(module.graph.nodes):
-        if node.target is pixel_product:
+        if node.target is run_pixel_product:
             images.add(_inline_kernel(module.graph, node))
         elif node.target in COMPOSED:
             _inline_kernel(module.graph, node)
@@ -299,7 +299,7 @@ def _inline_kernel(graph: Graph, node: Node) -> Node:
     with graph.inserting_before(node):
         result = kernel(*map_arg(node.args, lambda operand: Proxy(operand, tracer))).node
     first = previous.next
-    if first.target is aten.to.dtype and _result_dtype(first.args[0]) is first.args[1]:
+    if first.target is aten.to.dtype and _get_result_dtype(first.args[0]) is first.args[1]:
         first.replace_all_uses_with(cast(Node, first.args[0]))
         graph.erase_node(first)
     result.meta = dict(node.meta)
@@ -308,12 +308,12 @@ def _inline_kernel(graph: Graph, node: Node) -> Node:
     return cast(Node, result)
 
 
-def _result_dtype(node: Node) -> torch.dtype | None:
+def _get_result_dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
-def overwrite_dead(module: GraphModule) -> None:
+def overwrite_dead_inputs(module: GraphModule) -> None:
     """Write activations, products and floats to be quantized over inputs that no op reads later.
 
     These then stay in the cache: a pass over them takes up to half as long.
@@ -330,14 +330,14 @@ def overwrite_dead(module: GraphModule) -> None:
         if node.target in _IN_PLACE:
             node.target = _IN_PLACE[node.target]
         elif position == 0:
-            dtype = _result_dtype(node)
-            same = dtype is not None and dtype is _result_dtype(operand)
+            dtype = _get_result_dtype(node)
+            same = dtype is not None and dtype is _get_result_dtype(operand)
             if same and sizes_of_result(node) == sizes_of_result(operand):
                 node.target = aten.mul_.Tensor
         elif (
-            (number := constant(module, node.args[0])) is not None
+            (number := get_constant(module, node.args[0])) is not None
             and number.ndim == 0
-            and number.dtype is _result_dtype(operand)
+            and number.dtype is _get_result_dtype(operand)
             and all(_is_broadcast_factor(factor, operand) for factor in node.args[2:])
         ):
             node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": operand}
@@ -353,8 +353,11 @@ def _is_last_use(operand: Node, op: Node, order: dict[Node, int]) -> bool:
 
 def _is_broadcast_factor(factor: object, operand: Node) -> bool:
     """Whether a product of a tensor and a factor has the shape and dtype of the tensor."""
-    if not isinstance(factor, Node) or None in (_result_dtype(factor), _result_dtype(operand)):
+    if not isinstance(factor, Node) or None in (
+        _get_result_dtype(factor),
+        _get_result_dtype(operand),
+    ):
         return False
     sizes, whole = sizes_of_result(factor), sizes_of_result(operand)
-    same = _result_dtype(factor) is _result_dtype(operand) and len(sizes) == len(whole)
+    same = _get_result_dtype(factor) is _get_result_dtype(operand) and len(sizes) == len(whole)
     return same and all(size in (1, full) for size, full in zip(sizes, whole, strict=True))

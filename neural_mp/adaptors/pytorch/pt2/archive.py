@@ -23,18 +23,18 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.pytorch.graph import symbolic_time
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
 from neural_mp.adaptors.pytorch.pt2.program_checks import check_arguments
-from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_program
+from neural_mp.adaptors.pytorch.pt2.program_json import check_payload_list, check_program_text
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import (
-    placed,
+    move_to_device,
+    parse_tensor_view,
     read_plain,
     read_values,
-    view_of,
-    viewed,
+    strided_view,
 )
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.zip_archive import checked_archive
+from neural_mp.io.zip_archive import open_checked_archive
 from neural_mp.util.system.interruption import TimeLimitError
-from neural_mp.util.validators import InvalidValueError, located
+from neural_mp.util.validators import InvalidValueError, format_located_error
 
 #: Key of an op in the text of a program.
 _OP_KEY = b'"target"'
@@ -77,7 +77,7 @@ def read_program(path: Path) -> ExportedProgram:
         ModelLoadError: if the archive is damaged or has unexpected content.
         Exception: of any class, if PyTorch rejects the program.
     """
-    with checked_archive(path) as archive:
+    with open_checked_archive(path) as archive:
         try:
             artifact = SerializedArtifact(*_read_parts(archive))
         except ForbiddenOpError as error:
@@ -85,12 +85,12 @@ def read_program(path: Path) -> ExportedProgram:
         except (ValueError, InvalidValueError) as error:
             raise ModelLoadError(
                 f"{str(path)!r} is not a program of torch.export.save, or is damaged: "
-                f"{located(error)}"
+                f"{format_located_error(error)}"
             ) from error
     try:
-        with symbolic_time.limited(artifact.exported_program.count(_OP_KEY)):
+        with symbolic_time.limit_symbolic_time(artifact.exported_program.count(_OP_KEY)):
             program = deserialize(artifact)
-            check_arguments(program, _checked_tensors(program))
+            check_arguments(program, _check_archive_tensors(program))
     except ValueError as error:
         raise ModelLoadError(f"{str(path)!r} is refused: {error}") from error
     except TimeLimitError as error:
@@ -101,7 +101,7 @@ def read_program(path: Path) -> ExportedProgram:
     return program
 
 
-def _checked_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+def _check_archive_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return placeholder → weight, constant or example input.
 
     Raises:
@@ -165,14 +165,14 @@ def _read_new_parts(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, An
     state = _read_tensors(archive, f"{root}data/weights/", "weights")
     constants = _read_tensors(archive, f"{root}data/constants/", "constants")
     inputs = _read_example_inputs(_read_member(archive, f"{root}data/sample_inputs/{_MODEL}.pt"))
-    return checked_program(program), state, constants, inputs
+    return check_program_text(program), state, constants, inputs
 
 
 def _read_old_parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
     unknown = [name for name in archive.namelist() if not _KNOWN_BEFORE.fullmatch(name)]
     if unknown:
         raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
-    program = checked_program(_read_member(archive, "serialized_exported_program.json"))
+    program = check_program_text(_read_member(archive, "serialized_exported_program.json"))
     state = _read_pickled_state(_read_member(archive, "serialized_state_dict.pt"))
     constants = _read_pickled_state(_read_member(archive, "serialized_constants.pt"))
     inputs = _read_example_inputs(_read_member(archive, "serialized_example_inputs.pt"))
@@ -202,7 +202,7 @@ def _read_tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str,
     together = f"{folder}{_MODEL}.pt"
     if together in archive.namelist():  # torch 2.8 layout
         return _read_pickled_state(archive.read(together))
-    listed = checked_payloads(_read_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
+    listed = check_payload_list(_read_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
     values: dict[tuple[str, str], torch.Tensor] = {}
     tensors = {}
     for name, where in listed.items():
@@ -212,8 +212,8 @@ def _read_tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str,
         index = meta["device"].get("index")
         device = meta["device"]["type"] + (f":{index}" if index is not None else "")
         if (member, device) not in values:
-            values[member, device] = placed(read_values(archive, member), device)
-        tensor = viewed(values[member, device], view_of(meta))
+            values[member, device] = move_to_device(read_values(archive, member), device)
+        tensor = strided_view(values[member, device], parse_tensor_view(meta))
         if where["is_param"]:
             tensor = nn.Parameter(tensor, meta["requires_grad"])
         tensors[name] = tensor

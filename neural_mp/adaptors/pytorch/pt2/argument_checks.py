@@ -25,7 +25,7 @@ BAGS = ("_embedding_bag", "embedding_bag")
 _SCALINGS = (0, 1, 2)
 
 
-def packet_of(op: object) -> str:
+def get_packet_name(op: object) -> str:
     """Return the name of an op of ATen without its variant; nothing for other functions."""
     if not isinstance(op, OpOverload):
         return ""
@@ -35,12 +35,12 @@ def packet_of(op: object) -> str:
 
 def is_checked(op: object) -> bool:
     """Whether the kernels of an op trust arguments that are checked here."""
-    return packet_of(op) in _CHECKS
+    return get_packet_name(op) in _CHECKS
 
 
-def faults(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def find_faults(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the arguments of a call; nothing for ops that check these."""
-    check = _CHECKS.get(packet_of(op))
+    check = _CHECKS.get(get_packet_name(op))
     if check is None:
         return
     names = [argument.name for argument in op._schema.arguments]
@@ -61,7 +61,7 @@ def has_shape(tensor: object, shape: tuple[Any, ...]) -> TypeGuard[torch.Tensor]
     )
 
 
-def _batch_norm(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _find_batch_norm_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     x = given["input"]
     if x.dim() < 2 or not x.is_floating_point():
         yield f"input must have at least 2 axes of floats, got {x.dim()} axes of {x.dtype}"
@@ -80,7 +80,7 @@ def _batch_norm(_: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"weights must be of the type {x.dtype}, got {', '.join(map(str, types))}"
 
 
-def _weight_norm(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _find_weight_norm_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     direction, size, dim = given["v"], given["g"], given["dim"]
     if not 0 <= dim < direction.dim():
         yield f"dim must be an axis of v, which has {direction.dim()}, got {dim}"
@@ -94,14 +94,14 @@ def _weight_norm(_: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"g and v must have the same float type, got {size.dtype} and {direction.dtype}"
 
 
-def _fourier_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
+def _find_fourier_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
     x, axes = given["self"], given["dim"]
     if not axes or len(set(axes)) < len(axes) or not all(0 <= axis < x.dim() for axis in axes):
         yield f"dim must name different axes of an input with {x.dim()}, got {list(axes)}"
         return
     if given["normalization"] not in _SCALINGS:
         yield f"normalization must be 0, 1 or 2, got {given['normalization']}"
-    name = packet_of(op)
+    name = get_packet_name(op)
     real = name == "_fft_r2c"
     supported = x.is_floating_point() if real else x.is_complex()
     if not supported or x.dtype.itemsize < 4:
@@ -114,8 +114,8 @@ def _fourier_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
         yield f"last_dim_size must suit {x.shape[axes[-1]]} values, got {given['last_dim_size']}"
 
 
-def _recurrent_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
-    name, layers = packet_of(op), given.get("num_layers")
+def _find_recurrent_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
+    name, layers = get_packet_name(op), given.get("num_layers")
     if op._overloadname != "input" or not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
         yield f"the op must be of the kind input, with 1 to {_MAX_LAYERS} layers, got {layers}"
         return
@@ -142,7 +142,7 @@ def _recurrent_faults(op: OpOverload, given: Arguments) -> Iterator[str]:
         yield "input, states and params must have the same float type"
 
 
-def _attention_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _find_attention_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     query, key, value = (given[name] for name in ("query", "key", "value"))
     if {t.dim() for t in (query, key, value)} != {4}:
         yield "query, key and value must have 4 axes"
@@ -156,20 +156,20 @@ def _attention_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
         yield "query, key and value must have the same float type"
 
 
-def _bag_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _find_bag_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     if given["offsets"].dim() != 1 or given["weight"].dim() != 2:
         yield "offsets must have 1 axis, and weight 2"
     elif _is_known_equal(given["offsets"].shape[0], 0):
         yield "offsets must not be empty"
 
 
-def _power_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
+def _find_power_faults(_: OpOverload, given: Arguments) -> Iterator[str]:
     if not -(2**31) < given["n"] < 2**31:
         yield f"n must have 32 bits, got {given['n']}"
 
 
 _CHECKS: dict[str, Callable[[OpOverload, Arguments], Iterator[str]]] = {
-    **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), _fourier_faults),
+    **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), _find_fourier_faults),
     **dict.fromkeys(
         (
             "_native_batch_norm_legit",
@@ -177,11 +177,11 @@ _CHECKS: dict[str, Callable[[OpOverload, Arguments], Iterator[str]]] = {
             "_native_batch_norm_legit_no_training",
             "native_batch_norm",
         ),
-        _batch_norm,
+        _find_batch_norm_faults,
     ),
-    **dict.fromkeys(BAGS, _bag_faults),
-    **dict.fromkeys(GATES, _recurrent_faults),
-    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power_faults),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention_faults,
-    "_weight_norm": _weight_norm,
+    **dict.fromkeys(BAGS, _find_bag_faults),
+    **dict.fromkeys(GATES, _find_recurrent_faults),
+    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _find_power_faults),
+    "_scaled_dot_product_flash_attention_for_cpu": _find_attention_faults,
+    "_weight_norm": _find_weight_norm_faults,
 }

@@ -27,7 +27,7 @@ class Operand:
     """Input of a nested graph.
 
     Attributes:
-        value: the argument: a node, or its value, as given to `nested_calls`.
+        value: the argument: a node, or its value, as given to `list_nested_calls`.
         role: see `Role`.
     """
 
@@ -40,7 +40,7 @@ class NestedCall:
     """Call of a nested graph by an op.
 
     Attributes:
-        graph: the graph, as given to `nested_calls`.
+        graph: the graph, as given to `list_nested_calls`.
         operands: its inputs.
         carries: whether its first outputs are the carried inputs of the next call.
     """
@@ -50,7 +50,7 @@ class NestedCall:
     carries: bool = False
 
 
-def nested_calls(op: HigherOrderOperator, args: Sequence[Any]) -> list[NestedCall]:
+def list_nested_calls(op: HigherOrderOperator, args: Sequence[Any]) -> list[NestedCall]:
     """Return the calls of graphs that an op makes.
 
     Args:
@@ -69,7 +69,7 @@ def nested_calls(op: HigherOrderOperator, args: Sequence[Any]) -> list[NestedCal
         raise ValueError(f"the op {op} has other arguments, got {len(args)}") from error
 
 
-def graphs_of(node: Node) -> list[GraphModule]:
+def list_argument_graphs(node: Node) -> list[GraphModule]:
     """Return the graphs among the arguments of a node."""
     parent = node.graph.owning_module
     candidates = [
@@ -85,7 +85,7 @@ def _build_operands(
     return tuple(Operand(value, role) for role, values in roles for value in values)
 
 
-def _wrapper_calls(settings: int) -> Callable[..., list[NestedCall]]:
+def _list_wrapper_calls(settings: int) -> Callable[..., list[NestedCall]]:
     """Return the call of an op with so many arguments before its graph."""
     return lambda *args: [NestedCall(args[settings], _build_operands(same=args[settings + 1 :]))]
 
@@ -104,11 +104,11 @@ _CALLS: dict[str, Callable[..., list[NestedCall]]] = {
         NestedCall(test, _build_operands(carried=carried, same=more)),
         NestedCall(body, _build_operands(carried=carried, same=more), carries=True),
     ],
-    "wrap_with_autocast": _wrapper_calls(4),
-    "wrap_with_set_grad_enabled": _wrapper_calls(1),
+    "wrap_with_autocast": _list_wrapper_calls(4),
+    "wrap_with_set_grad_enabled": _list_wrapper_calls(1),
 }
 
 
-def all_graphs(graph: GraphModule) -> list[GraphModule]:
+def list_all_graphs(graph: GraphModule) -> list[GraphModule]:
     """Return a graph and all graphs within."""
     return [module for module in graph.modules() if isinstance(module, GraphModule)]

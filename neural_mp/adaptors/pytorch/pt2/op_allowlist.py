@@ -52,7 +52,7 @@ class ForbiddenOpError(ValueError):
 
 
 @cache
-def allowed_ops() -> Mapping[str, frozenset[str]]:
+def list_allowed_ops() -> Mapping[str, frozenset[str]]:
     """Return library → names of the ops that programs in files may call.
 
     Variants that write to their first input (`relu_`) are allowed with their op (`relu`).
@@ -74,7 +74,7 @@ def _own_op_names() -> frozenset[str]:
     )
 
 
-def checked_target(target: str) -> str:
+def check_call_target(target: str) -> str:
     """Return the name of an op or function that a program from a file may call.
 
     Raises:
@@ -104,7 +104,7 @@ def checked_target(target: str) -> str:
 
 def is_allowed(library: str, name: str) -> bool:
     """Whether programs in files may call an op, or its variant that writes to its first input."""
-    names = allowed_ops().get(library, frozenset())
+    names = list_allowed_ops().get(library, frozenset())
     return name in names or (name.endswith("_") and name.removesuffix("_") in names)
 
 

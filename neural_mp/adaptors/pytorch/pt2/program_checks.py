@@ -26,18 +26,18 @@ from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.pt2.argument_checks import (
     BAGS,
     GATES,
-    faults,
+    find_faults,
+    get_packet_name,
     has_shape,
     is_checked,
-    packet_of,
 )
 from neural_mp.adaptors.pytorch.pt2.nested_graphs import (
     NestedCall,
     Operand,
     Role,
-    all_graphs,
-    graphs_of,
-    nested_calls,
+    list_all_graphs,
+    list_argument_graphs,
+    list_nested_calls,
 )
 
 
@@ -51,7 +51,7 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
     Raises:
         ValueError: an argument does not fit.
     """
-    graphs = all_graphs(program.graph_module)
+    graphs = list_all_graphs(program.graph_module)
     nodes = [node for graph in graphs for node in graph.graph.nodes]
     for node in nodes:
         for op in filter(is_checked, node.args):
@@ -64,10 +64,10 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
                 f"the op {node.target} ({node.name!r}) must not change the shape of a tensor in "
                 f"place in a nested graph; export the model without it"
             )
-    written = writes_of(program, values)
+    written = make_write_test(program, values)
     checks = _Checks(
-        _example_sizes(program.graph_module, values),
-        lambda node, scope: offset_faults(node, scope, values, written),
+        _map_example_sizes(program.graph_module, values),
+        lambda node, scope: find_offset_faults(node, scope, values, written),
     )
     inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
     fake = torch._guards.detect_fake_mode(inputs)
@@ -83,12 +83,12 @@ def _is_checked(node: Node) -> bool:
 
 
 def _has_checked_ops(graph: GraphModule) -> bool:
-    return any(_is_checked(node) for inner in all_graphs(graph) for node in inner.graph.nodes)
+    return any(_is_checked(node) for inner in list_all_graphs(graph) for node in inner.graph.nodes)
 
 
 def _reshapes_in_place(node: Node) -> bool:
     op = node.target
-    if not isinstance(op, OpOverload) or packet_of(op) == "detach_":
+    if not isinstance(op, OpOverload) or get_packet_name(op) == "detach_":
         return False
     return torch.Tag.inplace_view in op.tags
 
@@ -121,7 +121,9 @@ class _Propagation(Interpreter):
         self._checks, self._scope = checks, scope
         self.extra_traceback = False  # the faults name their nodes
         self._nested = {
-            node for node in module.graph.nodes if any(map(_has_checked_ops, graphs_of(node)))
+            node
+            for node in module.graph.nodes
+            if any(map(_has_checked_ops, list_argument_graphs(node)))
         }
         self._needed: set[Node] = set()
         for node in reversed(module.graph.nodes):
@@ -146,8 +148,8 @@ class _Propagation(Interpreter):
         arguments = self.fetch_args_kwargs_from_env(node)
         fault = next(self._checks.of_offsets(node, self._scope), None)
         if fault is None:
-            fault = next(faults(node.target, *arguments), None)
-        if fault is not None and packet_of(node.target) in GATES:
+            fault = next(find_faults(node.target, *arguments), None)
+        if fault is not None and get_packet_name(node.target) in GATES:
             fault = self._fault_of_example(node.target, *arguments)
         if fault is not None:
             raise ValueError(
@@ -157,10 +159,13 @@ class _Propagation(Interpreter):
     def _check_nested_graphs(self, node: Node) -> None:
         values, _ = self.fetch_args_kwargs_from_env(node)
         # The nodes say what the operands are made from, and their values what they are.
-        of_nodes = nested_calls(node.target, node.args)
-        of_values = nested_calls(node.target, values)
+        of_nodes = list_nested_calls(node.target, node.args)
+        of_values = list_nested_calls(node.target, values)
         called = [id(call.graph) for call in of_values]
-        if any(_has_checked_ops(graph) and id(graph) not in called for graph in graphs_of(node)):
+        if any(
+            _has_checked_ops(graph) and id(graph) not in called
+            for graph in list_argument_graphs(node)
+        ):
             raise ValueError(f"a graph must not be an input of another one ({node.name!r})")
         for nodes, call in zip(of_nodes, of_values, strict=True):
             self._check_call(node, nodes.operands, call)
@@ -173,7 +178,7 @@ class _Propagation(Interpreter):
         if len(inputs) != len(nodes):
             raise ValueError(f"the graph of {node.name!r} must have {len(nodes)} inputs")
         scope = Scope(dict(zip(inputs, nodes, strict=True)), self._scope)
-        arguments = [_nested_input(operand) for operand in call.operands]
+        arguments = [_find_nested_input(operand) for operand in call.operands]
         results = _Propagation(graph, self._checks, scope).run(
             *arguments, enable_io_processing=False
         )
@@ -213,7 +218,7 @@ class _Propagation(Interpreter):
             if any(t.shape[1] not in x.shape[:2] for t in fixed):
                 return "states must have the batch size of every input"
         sized = pytree.tree_map(self._resize_to_example, (args, kwargs))
-        return next(faults(op, *sized), None)
+        return next(find_faults(op, *sized), None)
 
     def _resize_to_example(self, leaf: object) -> object:
         """Return a tensor with the sizes of the example; unchanged if these are unknown."""
@@ -231,7 +236,7 @@ class _Propagation(Interpreter):
         return int(value) if value.is_Integer else None
 
 
-def _nested_input(operand: Operand) -> Any:
+def _find_nested_input(operand: Operand) -> Any:
     """Return what a nested graph gets for an operand, at any of its calls."""
     value = operand.value
     if operand.role is Role.SAME:
@@ -252,7 +257,7 @@ def _nested_input(operand: Operand) -> Any:
     raise ValueError(f"loops must carry tensors and whole numbers, got {value}")
 
 
-def _example_sizes(module: GraphModule, values: Mapping[str, torch.Tensor]) -> dict[Any, int]:
+def _map_example_sizes(module: GraphModule, values: Mapping[str, torch.Tensor]) -> dict[Any, int]:
     """Return free size, a symbol, → size in the example inputs."""
     sizes = {}
     for node in module.graph.nodes:
@@ -286,7 +291,7 @@ class Scope:
     outer: Scope | None
 
 
-def offset_faults(
+def find_offset_faults(
     node: Node,
     scope: Scope | None,
     values: Mapping[str, torch.Tensor],
@@ -300,13 +305,13 @@ def offset_faults(
         values: name of a weight, constant or input → its value.
         is_written: whether a node, or what shares its memory, is changed by an op.
     """
-    if packet_of(node.target) not in BAGS:
+    if get_packet_name(node.target) not in BAGS:
         return
     source = node.args[2] if len(node.args) > 2 else node.kwargs.get("offsets")
     passed, is_cast = [], False
     while isinstance(source, Node):
         passed.append(source)
-        if packet_of(source.target) in _COPIES:
+        if get_packet_name(source.target) in _COPIES:
             cast = _cast_target(source)
             if cast not in (None, *_INTEGERS):
                 yield f"offsets must be integers of 32 or 64 bits, got {cast}"
@@ -335,7 +340,7 @@ def offset_faults(
 
 def _cast_target(node: Node) -> object:
     """Return the type that a copy may change numbers to; None if their type stays."""
-    if packet_of(node.target) not in ("_to_copy", "to", "view"):
+    if get_packet_name(node.target) not in ("_to_copy", "to", "view"):
         return None
     if node.target in (torch.ops.aten.to.other, torch.ops.aten.view.dtype):
         return "another type"
@@ -353,7 +358,7 @@ def _is_ascending(value: torch.Tensor) -> bool:
         return is_small and bool((numbers[1:] >= numbers[:-1]).all())
 
 
-def writes_of(
+def make_write_test(
     program: ExportedProgram, values: Mapping[str, torch.Tensor]
 ) -> Callable[[Node], bool]:
     """Return a function: whether a node of a program, or what shares its memory, is changed.
@@ -368,7 +373,7 @@ def writes_of(
 
     @cache
     def find_written(graph: Graph) -> frozenset[Node]:
-        return frozenset(_written_nodes(graph))
+        return frozenset(_iterate_written_nodes(graph))
 
     top = find_written(program.graph)
     changed = {n.name for n in top} | {
@@ -376,44 +381,46 @@ def writes_of(
         for n in program.graph.nodes
         if n.op == "placeholder" and mutated & {n.name, names.get(n.name)}
     }
-    memory = {_storage_pointer(values[name]) for name in changed if name in values}
+    memory = {_get_storage_pointer(values[name]) for name in changed if name in values}
 
     def is_written(node: Node) -> bool:
         if node.graph is not program.graph:
             return node in find_written(node.graph)
         value = values.get(node.name) if node.op == "placeholder" else None
-        return node.name in changed or (value is not None and _storage_pointer(value) in memory)
+        return node.name in changed or (value is not None and _get_storage_pointer(value) in memory)
 
     return is_written
 
 
-def _storage_pointer(tensor: torch.Tensor) -> int:
+def _get_storage_pointer(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _written_nodes(graph: Graph) -> Iterator[Node]:
+def _iterate_written_nodes(graph: Graph) -> Iterator[Node]:
     """Yield the nodes that an op of a graph writes to, and all of which these may be views."""
-    pending = [argument for node in graph.nodes for argument in _written_arguments(node)]
+    pending = [argument for node in graph.nodes for argument in _list_written_arguments(node)]
     visited: set[Node] = set()
     while pending:
         node = pending.pop()
         if node not in visited:
             visited.add(node)
             yield node
-            pending += _viewed_arguments(node)
+            pending += _list_viewed_arguments(node)
 
 
-def _written_arguments(node: Node) -> list[Node]:
+def _list_written_arguments(node: Node) -> list[Node]:
     if isinstance(node.target, OpOverload):
-        return _annotated_arguments(node, writes=True)
-    graphs = [inner.graph for graph in graphs_of(node) for inner in all_graphs(graph)]
+        return _list_annotated_arguments(node, writes=True)
+    graphs = [
+        inner.graph for graph in list_argument_graphs(node) for inner in list_all_graphs(graph)
+    ]
     ops = [n.target for graph in graphs for n in graph.nodes]
     ops += [argument for argument in node.args if isinstance(argument, OpOverload)]
     writes = any(isinstance(op, OpOverload) and op._schema.is_mutable for op in ops)
     return node.all_input_nodes if writes else []
 
 
-def _viewed_arguments(node: Node) -> list[Node]:
+def _list_viewed_arguments(node: Node) -> list[Node]:
     op = node.target
     if not isinstance(op, OpOverload):
         return node.all_input_nodes
@@ -422,10 +429,10 @@ def _viewed_arguments(node: Node) -> list[Node]:
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     if op.has_kernel_for_dispatch_key(composite):  # such as dropout, which may return its input
         return node.all_input_nodes
-    return _annotated_arguments(node, writes=False)
+    return _list_annotated_arguments(node, writes=False)
 
 
-def _annotated_arguments(node: Node, *, writes: bool) -> list[Node]:
+def _list_annotated_arguments(node: Node, *, writes: bool) -> list[Node]:
     """Return the arguments that the schema of an op calls views or, at `writes`, written."""
     nodes: list[Node] = []
     for index, argument in enumerate(node.target._schema.arguments):
@@ -446,11 +453,11 @@ def _counts_upwards(node: Node, *, exact: bool, factors: int = 1) -> bool:
         exact: whether its numbers are cast, so that they must be integers.
         factors: how often the numbers may be multiplied.
     """
-    if packet_of(node.target) == "mul" and isinstance(node.args[0], Node):
+    if get_packet_name(node.target) == "mul" and isinstance(node.args[0], Node):
         factor = node.args[1]
         is_scaled = factors > 0 and _is_positive_count(factor)
         return is_scaled and _counts_upwards(node.args[0], exact=exact, factors=0)
-    if packet_of(node.target) != "arange":
+    if get_packet_name(node.target) != "arange":
         return False
     numbers = list(node.args)
     start, end = (numbers[0], numbers[1]) if len(numbers) > 1 else (0, numbers[0])

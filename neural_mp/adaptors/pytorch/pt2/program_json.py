@@ -17,8 +17,8 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
-from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import check_call_target
+from neural_mp.adaptors.pytorch.pt2.size_expressions import render_expression
 from neural_mp.io.limits import (
     MAX_DEPTH,
     MAX_EXPRESSION_EXPONENT,
@@ -30,16 +30,16 @@ from neural_mp.util.validators import (
     InvalidValueError,
     Validator,
     boolean,
-    invalid,
+    invalid_value_error,
     is_integer,
     list_of,
     mapping_of,
-    matching,
     one_of,
     optional,
-    preview,
+    preview_value,
     record,
     validate_at,
+    values_matching,
 )
 
 #: Names become variables in code that torch.fx writes and runs.
@@ -53,8 +53,8 @@ _TAKEN = frozenset({"self", "torch"})
 _NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 
 
-def _text_like(expected: str, test: Callable[[str], Any]) -> Validator[str]:
-    return matching(expected, lambda value: isinstance(value, str) and test(value))
+def _validate_text_like(expected: str, test: Callable[[str], Any]) -> Validator[str]:
+    return values_matching(expected, lambda value: isinstance(value, str) and test(value))
 
 
 def _is_variable(identifier: str) -> bool:
@@ -76,38 +76,40 @@ def _is_int64(value: Any) -> bool:
     return is_integer(value) and abs(value) <= 2**64
 
 
-int64: Validator[int] = matching("a whole number of 64 bits", _is_int64)
-real: Validator[float | str] = matching(
+int64: Validator[int] = values_matching("a whole number of 64 bits", _is_int64)
+real: Validator[float | str] = values_matching(
     "a number",
     lambda value: isinstance(value, float) or value in _NO_NUMBERS or _is_int64(value),
     lambda value: float(value) if is_integer(value) else value,
 )
 #: Any text; only compared, or written as a literal.
-text = _text_like("a text", lambda _: True)
-line = _text_like("a line of text", _LINE.fullmatch)
-name = _text_like("a name", _is_variable)
+text = _validate_text_like("a text", lambda _: True)
+line = _validate_text_like("a line of text", _LINE.fullmatch)
+name = _validate_text_like("a name", _is_variable)
 #: May be a Python keyword, or empty.
-argument_name = _text_like(
+argument_name = _validate_text_like(
     "the name of an argument", lambda word: not word or _NAME.fullmatch(word)
 )
 #: Any Unicode identifier.
-parameter_name = _text_like(
+parameter_name = _validate_text_like(
     "the name of a parameter", lambda word: word.isidentifier() and not keyword.iskeyword(word)
 )
 #: Dotted module path, or the path of a tensor in a module.
-path = _text_like("the name of a module", _is_path)
-nothing: Validator[Any] = matching("nothing, since no such part is loaded", lambda value: not value)
+path = _validate_text_like("the name of a module", _is_path)
+nothing: Validator[Any] = values_matching(
+    "nothing, since no such part is loaded", lambda value: not value
+)
 
 
-def one_key(validators: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
+def validate_one_key(validators: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
     """Validate a dict with a single key, which selects the validator of its value."""
 
     def validate_item(value: object) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) != 1:
-            raise invalid("a value with a single key for its kind", value)
+            raise invalid_value_error("a value with a single key for its kind", value)
         ((key, item),) = value.items()
         if key not in validators:
-            raise InvalidValueError(f"values of the kind {preview(key)} are never loaded")
+            raise InvalidValueError(f"values of the kind {preview_value(key)} are never loaded")
         return {key: validate_at(key, validators[key], item)}
 
     return validate_item
@@ -120,7 +122,7 @@ _VERIFIERS = ("", "ATEN", "EDGE", "TRAINING")
 _ANY = "TRAINING"
 
 
-def checked_program(content: bytes) -> bytes:
+def check_program_text(content: bytes) -> bytes:
     """Return a program's text, rewritten from its known parts.
 
     Raises:
@@ -132,7 +134,7 @@ def checked_program(content: bytes) -> bytes:
     return json.dumps(program).encode()
 
 
-def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
+def check_payload_list(content: bytes) -> dict[str, dict[str, Any]]:
     """Return tensor name → location of its values, and metadata, from the archive's list.
 
     Raises:
@@ -141,13 +143,13 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     return _PAYLOADS(load_json(content))["config"]
 
 
-def _range_key(value: object) -> str:
-    rendered(text(value))
+def _check_range_key(value: object) -> str:
+    render_expression(text(value))
     return str(value)  # compared as text, never evaluated
 
 
 def _validate_target(value: object) -> str:
-    return checked_target(text(value))
+    return check_call_target(text(value))
 
 
 def _validate_argument(value: object) -> Any:
@@ -165,7 +167,7 @@ _DEFAULT_DICT = "collections.defaultdict"
 _FACTORIES = frozenset({"list", "dict", "int", "float", "set", "str", "bool", "tuple"})
 
 
-def checked_tree(text: object) -> str:
+def check_tree_spec(text: object) -> str:
     """Return a pytree spec, rewritten; containers must be registered in this process.
 
     PyTorch may import modules named in a context, so only plain keys are allowed.
@@ -174,12 +176,12 @@ def checked_tree(text: object) -> str:
         ValueError: if the text is not such a spec.
     """
     if not isinstance(text, str):
-        raise ValueError(f"expected a pytree spec, got {preview(text)}")
+        raise ValueError(f"expected a pytree spec, got {preview_value(text)}")
     spec = load_json(text)
     match spec:
         case [int() as version, dict() as tree] if version == _VERSION:
             return json.dumps([_VERSION, _validate_spec(tree, 0)])
-    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(text)}")
+    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview_value(text)}")
 
 
 def _validate_spec(tree: object, depth: int) -> dict[str, Any]:
@@ -191,33 +193,33 @@ def _validate_spec(tree: object, depth: int) -> dict[str, Any]:
                 below = [_validate_spec(child, depth + 1) for child in children]
                 checked = _validate_context(kind, context)
                 return {"type": kind, "context": checked, "children_spec": below}
-    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(tree)}")
+    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview_value(tree)}")
 
 
 def _validate_context(kind: str, context: object) -> Any:
     registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if kind not in registered:
         raise ValueError(
-            f"the program takes or returns {preview(kind)}, a class that is not registered with "
-            f"torch.utils._pytree; import its package"
+            f"the program takes or returns {preview_value(kind)}, a class that is not registered "
+            "with torch.utils._pytree; import its package"
         )
     reads = pytree.SUPPORTED_SERIALIZED_TYPES[registered[kind]].from_dumpable_context
     if reads is _NAMED_TUPLE.from_dumpable_context:
         if not isinstance(context, str) or context not in registered:
             raise ValueError(
-                f"the program takes or returns {preview(context)}, which is not registered"
+                f"the program takes or returns {preview_value(context)}, which is not registered"
             )
         return context
     if kind == _DEFAULT_DICT:
-        return _default_dict(context)
+        return _check_default_dict(context)
     if reads is not None:
         raise ValueError(f"the program takes or returns {kind!r}, a class with a reader of its own")
     if context is not None and not isinstance(context, str):
-        raise ValueError(f"expected keys, got {preview(context)}")
+        raise ValueError(f"expected keys, got {preview_value(context)}")
     return None if context is None else json.dumps(_validate_plain_keys(load_json(context)))
 
 
-def _default_dict(context: Any) -> dict[str, Any]:
+def _check_default_dict(context: Any) -> dict[str, Any]:
     match context:
         case {
             "default_factory_module": "builtins" as module,
@@ -229,7 +231,7 @@ def _default_dict(context: Any) -> dict[str, Any]:
                 "default_factory_name": name,
                 "dict_context": _validate_plain_keys(keys),
             }
-    raise ValueError(f"expected the keys of a defaultdict, got {preview(context)}")
+    raise ValueError(f"expected the keys of a defaultdict, got {preview_value(context)}")
 
 
 def _validate_plain_keys(value: object, depth: int = 0) -> Any:
@@ -238,15 +240,17 @@ def _validate_plain_keys(value: object, depth: int = 0) -> Any:
         return [_validate_plain_keys(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"expected plain keys, got {preview(value)}")
+    raise ValueError(f"expected plain keys, got {preview_value(value)}")
 
 
-_HINT = one_key({"as_int": int64, "as_bool": boolean, "as_float": real})
-_SYMBOLIC = record({"expr_str": lambda value: rendered(text(value))}, {"hint": optional(_HINT)})
-_SIZE = one_key({"as_expr": _SYMBOLIC, "as_int": int64})
+_HINT = validate_one_key({"as_int": int64, "as_bool": boolean, "as_float": real})
+_SYMBOLIC = record(
+    {"expr_str": lambda value: render_expression(text(value))}, {"hint": optional(_HINT)}
+)
+_SIZE = validate_one_key({"as_expr": _SYMBOLIC, "as_int": int64})
 _SIZES = list_of(_SIZE, f"a list of at most {MAX_TENSOR_AXES}", MAX_TENSOR_AXES)
-_FRACTION = one_key({"as_expr": _SYMBOLIC, "as_float": real})
-_TRUTH = one_key({"as_expr": _SYMBOLIC, "as_bool": boolean})
+_FRACTION = validate_one_key({"as_expr": _SYMBOLIC, "as_float": real})
+_TRUTH = validate_one_key({"as_expr": _SYMBOLIC, "as_bool": boolean})
 _DEVICE = record({"type": one_of(_DEVICES)}, {"index": optional(int64)})
 _TENSOR_META = record(
     {
@@ -260,10 +264,10 @@ _TENSOR_META = record(
     }
 )
 _TENSOR = record({"name": name})
-_NAMED_SIZE = one_key({"as_name": name, "as_int": int64})
-_NAMED_FRACTION = one_key({"as_name": name, "as_float": real})
-_NAMED_TRUTH = one_key({"as_name": name, "as_bool": boolean})
-_TENSOR_OR_NONE = one_key({"as_tensor": _TENSOR, "as_none": boolean})
+_NAMED_SIZE = validate_one_key({"as_name": name, "as_int": int64})
+_NAMED_FRACTION = validate_one_key({"as_name": name, "as_float": real})
+_NAMED_TRUTH = validate_one_key({"as_name": name, "as_bool": boolean})
+_TENSOR_OR_NONE = validate_one_key({"as_tensor": _TENSOR, "as_none": boolean})
 _CONSTANT = {
     "as_none": boolean,
     "as_int": int64,
@@ -271,7 +275,7 @@ _CONSTANT = {
     "as_string": text,
     "as_bool": boolean,
 }
-_ARGUMENT = one_key(
+_ARGUMENT = validate_one_key(
     {
         **_CONSTANT,
         "as_tensor": _TENSOR,
@@ -322,7 +326,9 @@ def _validate_node(value: object) -> dict[str, Any]:
         last = node["inputs"][-1]["arg"] if node["inputs"] else {}
         exponent = last.get("as_int", last.get("as_float"))
         if exponent is None or not abs(exponent) <= MAX_EXPRESSION_EXPONENT:
-            raise invalid(f"a constant exponent of at most {MAX_EXPRESSION_EXPONENT}", last)
+            raise invalid_value_error(
+                f"a constant exponent of at most {MAX_EXPRESSION_EXPONENT}", last
+            )
     return node
 
 
@@ -343,17 +349,17 @@ _GRAPH = record(
         "sym_float_values": mapping_of(_FRACTION, name),
     },
 )
-_IN = one_key(
+_IN = validate_one_key(
     {
         "user_input": record({"arg": _ARGUMENT}),
         "parameter": record({"arg": _TENSOR, "parameter_name": path}),
         "buffer": record({"arg": _TENSOR, "buffer_name": path, "persistent": boolean}),
         "tensor_constant": record({"arg": _TENSOR, "tensor_constant_name": path}),
         "token": record({"arg": _TENSOR}),
-        "constant_input": record({"name": name, "value": one_key(_CONSTANT)}),
+        "constant_input": record({"name": name, "value": validate_one_key(_CONSTANT)}),
     }
 )
-_OUT = one_key(
+_OUT = validate_one_key(
     {
         "user_output": record({"arg": _ARGUMENT}),
         "loss_output": record({"arg": _TENSOR}),
@@ -369,8 +375,8 @@ _CALLS = record(
     {
         "inputs": list_of(_ARGUMENT),
         "outputs": list_of(_ARGUMENT),
-        "in_spec": checked_tree,
-        "out_spec": checked_tree,
+        "in_spec": check_tree_spec,
+        "out_spec": check_tree_spec,
     },
     {"forward_arg_names": optional(list_of(parameter_name))},
 )
@@ -391,13 +397,13 @@ _PROGRAM = record(
         "graph_module": _GRAPH_MODULE,
         "opset_version": mapping_of(int64, name),
         "range_constraints": mapping_of(
-            record({"min_val": optional(int64), "max_val": optional(int64)}), _range_key
+            record({"min_val": optional(int64), "max_val": optional(int64)}), _check_range_key
         ),
         "schema_version": record({"major": int64, "minor": int64}),
     },
     {"verifiers": list_of(one_of(_VERIFIERS)), "torch_version": line},
 )
-_NOT_PICKLED = matching(
+_NOT_PICKLED = values_matching(
     "values that are not pickled, since reading those could run code", lambda value: value is False
 )
 _WHERE = record(

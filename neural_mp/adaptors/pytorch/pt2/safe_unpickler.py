@@ -31,8 +31,8 @@ from neural_mp.io.limits import (
     MAX_PICKLE_NODES,
     RATIO_EXEMPT_ARRAY_BYTES,
 )
-from neural_mp.io.zip_archive import checked_archive
-from neural_mp.util.validators import preview
+from neural_mp.io.zip_archive import open_checked_archive
+from neural_mp.util.validators import preview_value
 
 #: Opcodes that create values, as written by `torch.save`.
 _STEPS = (
@@ -103,7 +103,7 @@ def read_plain(file: BinaryIO) -> Any:
         ModelLoadError: if the archive is damaged.
         ValueError: if the file holds other content, or tensors that exceed their storage.
     """
-    with checked_archive(file) as archive:
+    with open_checked_archive(file) as archive:
         root = archive.namelist()[0].partition("/")[0] if archive.namelist() else ""
         if f"{root}/data.pkl" not in archive.namelist():
             raise ValueError("the archive is not a file of torch.save")
@@ -118,10 +118,10 @@ def read_plain(file: BinaryIO) -> Any:
         except Exception as error:
             # A damaged pickle raises whatever its objects raise.
             raise ValueError(f"the pickle is damaged: {type(error).__name__}") from error
-        return _Built(archive, root).built(described, 0)
+        return _Built(archive, root).build_value(described, 0)
 
 
-def _opcode_byte(step: str) -> int:
+def _get_opcode_byte(step: str) -> int:
     code: bytes = getattr(pickle, step)
     return code[0]
 
@@ -138,12 +138,14 @@ class _Reader(pickle._Unpickler):
     """Unpickler that maps the names of tensor components to placeholders."""
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
-        **{code: pickle._Unpickler.dispatch[code] for code in map(_opcode_byte, _STEPS.split())},
-        _opcode_byte("SETITEM"): lambda reader: _set_items(
+        **{
+            code: pickle._Unpickler.dispatch[code] for code in map(_get_opcode_byte, _STEPS.split())
+        },
+        _get_opcode_byte("SETITEM"): lambda reader: _set_items(
             reader, [reader.stack.pop(-2), reader.stack.pop()]
         ),
-        _opcode_byte("SETITEMS"): lambda reader: _set_items(reader, reader.pop_mark()),
-        _opcode_byte("BUILD"): lambda reader: reader.stack.pop(),  # drops the state
+        _get_opcode_byte("SETITEMS"): lambda reader: _set_items(reader, reader.pop_mark()),
+        _get_opcode_byte("BUILD"): lambda reader: reader.stack.pop(),  # drops the state
     }
 
     def __init__(self, content: bytes) -> None:
@@ -180,14 +182,15 @@ class _Reader(pickle._Unpickler):
             case "torch", _ if name in _DTYPES:
                 return _DTYPES[name]
         raise ValueError(
-            f"the pickle contains an object of {preview(f'{module}.{name}')}, which could run code"
+            f"the pickle contains an object of {preview_value(f'{module}.{name}')}, which could "
+            "run code"
         )
 
     def persistent_load(self, pid: object) -> _Storage:
         match pid:
             case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
                 return _Storage(key, location, dtype)
-        raise ValueError(f"the pickle contains an unknown storage {preview(pid)}")
+        raise ValueError(f"the pickle contains an unknown storage {preview_value(pid)}")
 
 
 def _describe_tensor(
@@ -223,7 +226,7 @@ def _drop_attributes(
 
 def _parse_layout(name: object) -> torch.layout:
     if name != "torch.strided":
-        raise ValueError(f"the layout of a tensor must be torch.strided, got {preview(name)}")
+        raise ValueError(f"the layout of a tensor must be torch.strided, got {preview_value(name)}")
     return torch.strided
 
 
@@ -236,7 +239,7 @@ class _Built:
         self._tensors: dict[int, torch.Tensor] = {}
         self._nodes = 0
 
-    def built(self, value: Any, depth: int) -> Any:
+    def build_value(self, value: Any, depth: int) -> Any:
         """Return a value with descriptions replaced by tensors."""
         self._nodes += 1
         if depth > MAX_DEPTH or self._nodes > MAX_PICKLE_NODES:
@@ -248,12 +251,14 @@ class _Built:
                 self._tensors[id(value)] = self._build_tensor(value)
             return self._tensors[id(value)]
         if type(value) in (tuple, list):
-            return type(value)(self.built(item, depth + 1) for item in value)
+            return type(value)(self.build_value(item, depth + 1) for item in value)
         if type(value) in (dict, OrderedDict):
-            return type(value)((key, self.built(item, depth + 1)) for key, item in value.items())
+            return type(value)(
+                (key, self.build_value(item, depth + 1)) for key, item in value.items()
+            )
         if type(value) in _PLAIN:
             return value
-        raise ValueError(f"expected tensors, got {preview(type(value).__name__)}")
+        raise ValueError(f"expected tensors, got {preview_value(type(value).__name__)}")
 
     def _build_tensor(self, described: _Pickled) -> torch.Tensor:
         match described:
@@ -266,19 +271,21 @@ class _Built:
             ) if all(type(n) is int for n in (*size, *stride)):
                 dtype = described.dtype or named
                 if dtype is not None:
-                    stored = self._storage_bytes(key, location)
-                    tensor = viewed(stored, View(dtype, size, stride, offset))
+                    stored = self._read_storage_bytes(key, location)
+                    tensor = strided_view(stored, View(dtype, size, stride, offset))
                     if described.parameter:
                         return nn.Parameter(tensor, requires_grad)
                     return tensor.requires_grad_(requires_grad)
         raise ValueError("a tensor must have the metadata of torch.save")
 
-    def _storage_bytes(self, key: str, location: str) -> torch.Tensor:
+    def _read_storage_bytes(self, key: str, location: str) -> torch.Tensor:
         if key not in self._values:
             name = f"{self._root}/data/{key}"
             if name not in self._archive.namelist() or not _DEVICE.fullmatch(location):
-                raise ValueError(f"the archive must contain the storage {preview(key)} of a tensor")
-            self._values[key] = placed(read_values(self._archive, name), location)
+                raise ValueError(
+                    f"the archive must contain the storage {preview_value(key)} of a tensor"
+                )
+            self._values[key] = move_to_device(read_values(self._archive, name), location)
         return self._values[key]
 
 
@@ -337,7 +344,7 @@ def read_values(archive: zipfile.ZipFile, name: str) -> torch.Tensor:
     return values
 
 
-def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
+def strided_view(values: torch.Tensor, view: View) -> torch.Tensor:
     """Return a strided view of these bytes.
 
     Raises:
@@ -365,7 +372,7 @@ def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
     return torch.as_strided(usable, view.size, view.stride, view.offset)
 
 
-def view_of(meta: dict[str, Any]) -> View:
+def parse_tensor_view(meta: dict[str, Any]) -> View:
     """Return the layout of a tensor according to the program's metadata.
 
     Raises:
@@ -382,10 +389,10 @@ def _parse_size(size: object) -> int:
     match size:
         case {"as_int": int() as number}:
             return number
-    raise ValueError(f"the size of a tensor must be an integer, got {preview(size)}")
+    raise ValueError(f"the size of a tensor must be an integer, got {preview_value(size)}")
 
 
-def placed(values: torch.Tensor, device: str) -> torch.Tensor:
+def move_to_device(values: torch.Tensor, device: str) -> torch.Tensor:
     """Move bytes to the device named in a file.
 
     Raises:

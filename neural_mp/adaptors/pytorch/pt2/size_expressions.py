@@ -55,7 +55,7 @@ _OPERATORS: dict[type[ast.AST], str] = {
 }
 
 
-def rendered(text: str) -> str:
+def render_expression(text: str) -> str:
     """Return a size expression, rewritten from its parsed form.
 
     Raises:
@@ -63,7 +63,7 @@ def rendered(text: str) -> str:
     """
     if (
         len(text) > limits.MAX_EXPRESSION_CHARS
-        or _nesting_depth(text) > limits.MAX_DEPTH
+        or _measure_nesting_depth(text) > limits.MAX_DEPTH
         or not text.isascii()
     ):
         raise ValueError(f"{text[:100]!r} is too long, or not an expression of sizes")
@@ -80,7 +80,7 @@ class _NotOneError(Exception):
     """Raised for a construct that no size expression contains."""
 
 
-def _nesting_depth(text: str) -> int:
+def _measure_nesting_depth(text: str) -> int:
     deepest = depth = 0
     for character in text:
         if character in "([{":
@@ -166,31 +166,31 @@ def _render_float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
 
 
 def _render_power(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
-    number = _constant_value(exponent)
+    number = _parse_constant_value(exponent)
     if number is None or power * max(abs(number), 1) > limits.MAX_EXPRESSION_EXPONENT:
         raise _NotOneError
     raised = _render_tree(base, int(power * max(abs(number), 1)), level + 1)
     return raised, _render_tree(exponent, 1, level + 1)
 
 
-def _constant_value(tree: ast.expr) -> float | None:
+def _parse_constant_value(tree: ast.expr) -> float | None:
     """Return the value of a number in any notation; None for other expressions."""
     match tree:
         case ast.Constant(value=int() | float() as number):
             return number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            below = _constant_value(operand)
+            below = _parse_constant_value(operand)
             return None if below is None else -below
         case ast.Call(func=ast.Name(id="Integer"), args=[argument], keywords=[]):
-            return _constant_value(argument)
+            return _parse_constant_value(argument)
         case ast.Call(func=ast.Name(id="Rational"), args=[dividend, divisor], keywords=[]):
-            parts = _constant_value(dividend), _constant_value(divisor)
+            parts = _parse_constant_value(dividend), _parse_constant_value(divisor)
             return None if not parts[0] or not parts[1] else parts[0] / parts[1]
     return None
 
 
 def _render_integer(tree: ast.expr) -> str:
-    number = _constant_value(tree)
+    number = _parse_constant_value(tree)
     if not isinstance(number, int):
         raise _NotOneError
     return _format_integer(number)
@@ -234,7 +234,7 @@ def _count_call_terms(name: str, args: list[ast.expr]) -> int:
         case "Mul":
             return math.prod(counts)
         case "Pow":
-            exponent = math.ceil(abs(_constant_value(args[1]) or 0))
+            exponent = math.ceil(abs(_parse_constant_value(args[1]) or 0))
             return math.comb(counts[0] + exponent - 1, exponent)
     return 1
 

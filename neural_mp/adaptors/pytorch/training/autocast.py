@@ -25,22 +25,22 @@ from neural_mp.adaptors.pytorch.training.function_types import (
     Function,
     Handling,
     all_op_types,
-    function_of,
+    classify_torch_function,
 )
-from neural_mp.adaptors.pytorch.versions import AUTOCAST_DEVICES, uncompiled
+from neural_mp.adaptors.pytorch.versions import AUTOCAST_DEVICES, disable_compilation
 from neural_mp.amp import (
     AmpList,
     AutoMixedPrecisionOptions,
     FourLists,
     ListEdit,
-    canonical_lists,
-    known_edits,
-    requested,
+    build_canonical_lists,
+    keep_known_edits,
+    resolve_precision,
 )
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.files import writable_folder
-from neural_mp.util.system.environment import users_environment
+from neural_mp.io.files import create_writable_folder
+from neural_mp.util.system.environment import restore_users_environment
 
 _Result = TypeVar("_Result")
 logger = logging.getLogger(__name__)
@@ -102,11 +102,13 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
             option is invalid, or the folder is not writable.
     """
 
-    @uncompiled
+    @disable_compilation
     def __init__(
         self, precision: str | Precision | None = None, amp: AutoMixedPrecisionOptions | None = None
     ) -> None:
-        chosen, settings = requested("autocast", precision, amp, users_environment())
+        chosen, settings = resolve_precision(
+            "autocast", precision, amp, restore_users_environment()
+        )
         if not chosen.is_16_bit:
             raise ConfigurationError(
                 f"precision of autocast must be bf16 or fp16, got {str(chosen)!r}"
@@ -114,13 +116,13 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         self.precision = chosen
         self._given = (precision, amp)
         self.lists, rules = _edit_lists(chosen, settings.edits, settings.force_all)
-        folder = writable_folder(settings.log_path)
+        folder = create_writable_folder(settings.log_path)
         self._log = None if folder is None else folder.resolve() / f"autocast_{chosen}.tsv"
         with _lock:
             counts = None if self._log is None else _logs.setdefault(self._log, Counter())
         self._policy = Policy(DTYPES[chosen], self.lists, rules, counts)
 
-    @uncompiled
+    @disable_compilation
     def __enter__(self) -> autocast:
         """Activate the lists."""
         if _thread.mode is None:
@@ -131,7 +133,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         _thread.mode.policies.append(self._policy)
         return self
 
-    @uncompiled
+    @disable_compilation
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -148,7 +150,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         if self._log is not None and self._policy.counts:
             try:
                 with _lock:
-                    self._log.write_text(table(self._policy.counts), encoding="utf-8")
+                    self._log.write_text(format_counts(self._policy.counts), encoding="utf-8")
             except OSError as problem:
                 logger.warning("cannot write the log of autocast to %s: %s", self._log, problem)
 
@@ -189,10 +191,10 @@ def _edit_lists(
     precision: Precision, edits: tuple[ListEdit, ...], force_all: bool
 ) -> tuple[FourLists, dict[Any, Rule]]:
     """Return the edited lists of a precision, and an empty cache of rules."""
-    accepted, warnings = known_edits(edits, "pytorch", all_op_types)
+    accepted, warnings = keep_known_edits(edits, "pytorch", all_op_types)
     for warning in warnings:
         logger.warning(warning)
-    lists = canonical_lists(precision).translated(TYPES).edited(accepted)
+    lists = build_canonical_lists(precision).translated(TYPES).edited(accepted)
     if force_all:
         lists = lists.allowing(all_op_types() - lists.clear)
     return lists, {}
@@ -231,13 +233,13 @@ class Policy:
     ) -> None:
         self.dtype, self.lists, self.rules, self.counts = dtype, lists, rules, counts
 
-    def rule(
+    def find_rule(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Rule:
         """Return the rule for a call."""
         result = self.rules.get(func)
         if result is None:
-            result = self.rules[func] = self._make_rule(function_of(func))
+            result = self.rules[func] = self._make_rule(classify_torch_function(func))
         if result.function.variant is None:
             return result
         op_type = result.function.variant(args, kwargs)
@@ -248,7 +250,7 @@ class Policy:
     def _make_rule(self, function: Function) -> Rule:
         return Rule(function, self.lists.of(function.op_type))
 
-    def target(self, rule: Rule, floats: list[Any], dangerous: bool) -> torch.dtype | None:
+    def cast_target(self, rule: Rule, floats: list[Any], dangerous: bool) -> torch.dtype | None:
         """Return the dtype to cast an op's inputs to, by the inputs that decide; None for no cast.
 
         `dangerous` is True if one of the inputs is dangerous.
@@ -267,10 +269,10 @@ class Policy:
                 return torch.float32
         return self.dtype
 
-    def count(self, rule: Rule, result: object) -> None:
+    def count_run(self, rule: Rule, result: object) -> None:
         """Count a run of an op."""
         if self.counts is not None:
-            tensor = next(_nested_tensors(result), None)
+            tensor = next(_iterate_nested_tensors(result), None)
             dtype = "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
             self.counts[rule.function.op_type, str(rule.list or "none"), dtype] += 1
 
@@ -299,13 +301,13 @@ class FourListsMode(TorchFunctionMode):
         policy = self.policies[-1]
         rule = policy.rules.get(func)
         if rule is None or rule.function.variant is not None:
-            rule = policy.rule(func, args, kwargs)
+            rule = policy.find_rule(func, args, kwargs)
         function = rule.function
         passes = function.handling is Handling.PASSES
         if function.handling is Handling.NONE or (passes and not self._dangerous):
             return func(*args, **kwargs)
         floats: list[Any] = []
-        if not _gather_castable(function.deciding(args, kwargs), floats) or not floats:
+        if not _gather_castable(function.deciding_arguments(args, kwargs), floats) or not floats:
             return func(*args, **kwargs)
         dangerous = bool(self._dangerous) and any(id(t) in self._dangerous for t in floats)
         if passes:
@@ -313,13 +315,13 @@ class FourListsMode(TorchFunctionMode):
             if dangerous:
                 self._mark_dangerous(result)
             return result
-        written = function.written(args, kwargs)
+        written = function.written_tensors(args, kwargs)
         if function.numbers_differ and len(floats) > 1:
             floats = [t for t in floats if t.dim()]  # a 0-d tensor takes the dtype of the others
         if written is None:
-            target = policy.target(rule, floats, dangerous)
+            target = policy.cast_target(rule, floats, dangerous)
         else:
-            target = getattr(next(_nested_tensors(written), None), "dtype", None)
+            target = getattr(next(_iterate_nested_tensors(written), None), "dtype", None)
         moved = [t for t in floats if t.dtype is not target] if target in _CASTABLE else []
         try:
             if moved:
@@ -331,7 +333,7 @@ class FourListsMode(TorchFunctionMode):
             if written is not None or not (lacks_kernel or _TOO_LARGE in str(error)):
                 raise
             everything = [
-                t for t in _nested_tensors((args, *kwargs.values())) if t.dtype in _CASTABLE
+                t for t in _iterate_nested_tensors((args, *kwargs.values())) if t.dtype in _CASTABLE
             ]
             result = self._cast_and_run(rule, func, args, kwargs, torch.float32, everything, None)
             if lacks_kernel:
@@ -342,7 +344,7 @@ class FourListsMode(TorchFunctionMode):
         ):
             self._mark_dangerous(outcome)
         if policy.counts is not None:
-            policy.count(rule, outcome)
+            policy.count_run(rule, outcome)
         return result
 
     def __exit__(self, *raised: object) -> None:
@@ -364,7 +366,7 @@ class FourListsMode(TorchFunctionMode):
         """Run a function with some inputs cast, except tensors that it writes to."""
         ids = {id(tensor) for tensor in moved}
         if written is not None:
-            ids.difference_update(id(tensor) for tensor in _nested_tensors(written))
+            ids.difference_update(id(tensor) for tensor in _iterate_nested_tensors(written))
         finite = rule.list is not AmpList.ALLOW or rule.function.takes_masks
         inputs = self._cast_tensors(args, dtype, ids, finite)
         if not kwargs:
@@ -405,7 +407,7 @@ class FourListsMode(TorchFunctionMode):
         return cast
 
     def _mark_dangerous(self, result: object) -> None:
-        for tensor in _nested_tensors(result):
+        for tensor in _iterate_nested_tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
                 self._dangerous[key] = weakref.ref(tensor, partial(self._forget_tensor, key))
@@ -427,15 +429,15 @@ def _gather_castable(values: Iterable[Any], floats: list[Any]) -> bool:
     return True
 
 
-def _nested_tensors(value: object) -> Iterator[Any]:
+def _iterate_nested_tensors(value: object) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _nested_tensors(item)
+            yield from _iterate_nested_tensors(item)
 
 
-def table(counts: Counts) -> str:
+def format_counts(counts: Counts) -> str:
     """Return the counts as a table, one line per op type, list and dtype, most frequent first."""
     rows = [("op type", "list", "dtype of the result", "times")]
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from neural_mp.adaptors.common.simulation import gradient_factor
+from neural_mp.adaptors.common.simulation import lsq_gradient_factor
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 
 hardtanh_backward = torch.ops.aten.hardtanh_backward.default
@@ -26,14 +26,14 @@ hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 _FEW = 1 << 15
 
 
-def _inner_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _compute_inner_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the inner product of two tensors, without a copy if their memory layouts agree."""
     if first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last):
         first, second = first.permute(0, 2, 3, 1), second.permute(0, 2, 3, 1)
     return torch.dot(first.reshape(-1), second.reshape(-1))
 
 
-def rounded_tensor(x: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor:
+def fake_quantize_tensor(x: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor:
     """Return a tensor after quantize and dequantize, computed as `qdq_ops.quantize` does."""
     if isinstance(scale, float):
         steps = ops.in_steps(x, scale, zero_point)
@@ -42,10 +42,10 @@ def rounded_tensor(x: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor
     return ops.dequantize_integers(steps.clamp_(0, ops.QMAX).floor_(), scale, zero_point)
 
 
-def gradient_within(
+def clip_gradient_to_range(
     grad: torch.Tensor, x: torch.Tensor, scale: Any, zero_point: Any
 ) -> torch.Tensor:
-    """Return the gradient of `rounded_tensor` by the tensor: 0 outside of its range."""
+    """Return the gradient of `fake_quantize_tensor` by the tensor: 0 outside of its range."""
     offset = zero_point + 0.5
     if isinstance(scale, float):
         return hardtanh_backward(grad, x, -offset * scale, (ops.QMAX - offset) * scale)
@@ -60,7 +60,7 @@ class RoundActivation(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, log_scale: torch.Tensor, scale: Any, zero_point: Any
     ) -> torch.Tensor:
         """Return the dequantized tensor; `scale` includes `log_scale`, a vector of one number."""
-        rounded = rounded_tensor(x, scale, zero_point)
+        rounded = fake_quantize_tensor(x, scale, zero_point)
         ctx.save_for_backward(x, rounded)
         ctx.scale, ctx.zero_point = scale, zero_point
         return rounded
@@ -69,15 +69,15 @@ class RoundActivation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Return the gradients by the tensor, within its range, and by the log of the scale."""
         (grad,), (x, rounded) = grads, ctx.saved_tensors
-        within = gradient_within(grad, x, ctx.scale, ctx.zero_point)
+        within = clip_gradient_to_range(grad, x, ctx.scale, ctx.zero_point)
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
         # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
         if x.numel() < _FEW:
             by_log = (grad * rounded).addcmul_(within, x, value=-1).sum()
         else:
-            by_log = _inner_product(grad, rounded).sub_(_inner_product(within, x))
-        by_log = by_log.mul_(gradient_factor(x.numel(), ops.QMAX))
+            by_log = _compute_inner_product(grad, rounded).sub_(_compute_inner_product(within, x))
+        by_log = by_log.mul_(lsq_gradient_factor(x.numel(), ops.QMAX))
         return within, by_log.view(1), None, None
 
 
@@ -117,12 +117,12 @@ class RowFormat:
     has_offsets: bool
 
     @classmethod
-    def channels(cls, shape: Sequence[int], limit: int) -> RowFormat:
+    def per_channel(cls, shape: Sequence[int], limit: int) -> RowFormat:
         """Return the form of an INT8 weight with a scale per output channel."""
         return cls(tuple(shape), (shape[0],), (-limit, limit), False)
 
     @classmethod
-    def groups(cls, shape: Sequence[int], groups: int, bits: int) -> RowFormat:
+    def per_group(cls, shape: Sequence[int], groups: int, bits: int) -> RowFormat:
         """Return the form of a weight of 4 bits or less with a scale per group of inputs."""
         middle = ops.middle_code(bits)
         limits = -middle, ops.max_code(bits) - middle
@@ -135,19 +135,19 @@ class RowFormat:
         return (high - low).bit_length()
 
     @cached_property
-    def count(self) -> int:
+    def row_count(self) -> int:
         """Number of rows."""
         return torch.Size(self.rows).numel()
 
     @property
-    def width(self) -> int:
+    def row_width(self) -> int:
         """Number of values of a row."""
-        return torch.Size(self.shape).numel() // self.count
+        return torch.Size(self.shape).numel() // self.row_count
 
     @cached_property
     def by_rows(self) -> tuple[int, ...]:
         """Shape of a weight that broadcasts with one number per row, in the shape `per_row`."""
-        return (*self.rows, self.width) if self.has_offsets else self.shape
+        return (*self.rows, self.row_width) if self.has_offsets else self.shape
 
     @cached_property
     def per_row(self) -> tuple[int, ...]:
@@ -155,9 +155,9 @@ class RowFormat:
         return (*self.rows, *[1] * (len(self.by_rows) - len(self.rows)))
 
     @cached_property
-    def factor(self) -> float:
+    def gradient_factor(self) -> float:
         """LSQ's factor of the gradients of scales."""
-        return gradient_factor(self.width, self.limits[1])
+        return lsq_gradient_factor(self.row_width, self.limits[1])
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ class StoredRows:
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
 
-    def integers(self, weight: torch.Tensor) -> torch.Tensor:
+    def to_integers(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight in integers, as floats."""
         return self._round_rows(weight)[0].view(weight.shape)
 
-    def rounded(self, weight: torch.Tensor) -> torch.Tensor:
+    def fake_quantize(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight after quantize and dequantize."""
         integers, scales, offsets = self._round_rows(weight)
         dequantized = integers.mul_(scales)

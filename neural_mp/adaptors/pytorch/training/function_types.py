@@ -52,25 +52,25 @@ class Function:
     takes_masks: bool = False
     variant: Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None = None
 
-    def deciding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def deciding_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the arguments that decide and may be cast."""
         if self.first_only:
-            return (_first_argument(args, kwargs),)
+            return (_get_first_argument(args, kwargs),)
         return (*args, *kwargs.values()) if kwargs else args
 
-    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def written_tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what a call writes to: a tensor, or a tuple in `out`; None if nothing."""
         if kwargs and kwargs.get("out") is not None:
             return kwargs["out"]
         if self.writes:
-            return _first_argument(args, kwargs)
+            return _get_first_argument(args, kwargs)
         at = self.inplace_at
         if at is not None and (args[at] if len(args) > at else kwargs.get("inplace")):
-            return _first_argument(args, kwargs)
+            return _get_first_argument(args, kwargs)
         return None
 
 
-def _first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _get_first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
@@ -163,7 +163,7 @@ def all_op_types() -> frozenset[str]:
     return every_op_type() | _LISTED
 
 
-def function_of(func: Callable[..., Any]) -> Function:
+def classify_torch_function(func: Callable[..., Any]) -> Function:
     """Classify a function that `__torch_function__` receives."""
     name, module = str(getattr(func, "__name__", "")), str(getattr(func, "__module__", ""))
     if name in ("__get__", "__set__", "__delete__"):
@@ -184,12 +184,12 @@ def function_of(func: Callable[..., Any]) -> Function:
     if func is F.unfold or func is F.fold:
         return Function(_IN_NN_FUNCTIONAL[name])
     if name == "interpolate":
-        return Function(name, variant=_interpolation_op)
-    function = _classify_name(name)
+        return Function(name, variant=_classify_interpolation_op)
+    function = _classify_by_name(name)
     return replace(function, inplace_at=_position_of_inplace(func, module))
 
 
-def _classify_name(name: str) -> Function:
+def _classify_by_name(name: str) -> Function:
     """Classify by name; a trailing underscore means in place."""
     base = name[:-1] if name.endswith("_") else name
     if name in _PASSING or base in _PASSING:
@@ -242,7 +242,7 @@ def _position_of_inplace(func: Callable[..., Any], module: str) -> int | None:
     return parameters.index("inplace") if "inplace" in parameters else None
 
 
-def _interpolation_op(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def _classify_interpolation_op(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     mode = str(kwargs.get("mode", args[3] if len(args) > 3 else "nearest"))
     tensor = args[0] if args else kwargs["input"]
     axes = tensor.dim() - 2

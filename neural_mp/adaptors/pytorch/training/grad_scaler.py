@@ -42,7 +42,7 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         self.rule = LossScale.read(loss_scale)
         super().__init__(
-            _device_type(device),
+            _parse_device_type(device),
             init_scale=self.rule.initial,
             growth_factor=self.rule.factor,
             backoff_factor=1 / self.rule.factor,
@@ -89,7 +89,7 @@ class GradScaler(torch.amp.GradScaler):
             for value in state["found_inf_per_device"].values()
         ]
         if new_scale is not None:
-            self.state = replace(self.state, scale=_checked_scale(new_scale))
+            self.state = replace(self.state, scale=_check_new_scale(new_scale))
         elif overflows:
             self.state = self.rule.after(self.state, not any(overflows))
         else:
@@ -125,7 +125,7 @@ class GradScaler(torch.amp.GradScaler):
         self.set_growth_interval(self.rule.growth_interval or 1)
 
 
-def _checked_scale(new_scale: float | torch.Tensor) -> float:
+def _check_new_scale(new_scale: float | torch.Tensor) -> float:
     try:
         scale = float(new_scale)
     except (TypeError, ValueError, RuntimeError):
@@ -135,7 +135,7 @@ def _checked_scale(new_scale: float | torch.Tensor) -> float:
     return scale
 
 
-def _device_type(device: str | torch.device) -> str:
+def _parse_device_type(device: str | torch.device) -> str:
     try:
         return torch.device(device).type
     except (RuntimeError, TypeError) as error:

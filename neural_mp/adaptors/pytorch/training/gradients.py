@@ -19,9 +19,9 @@ from neural_mp.adaptors.pytorch.training.autocast import is_open
 from neural_mp.adaptors.pytorch.training.module_dtypes import (
     RunsIn,
     cast_floats,
-    device_of,
+    get_device_type,
+    list_unit_modules,
     remove_plan,
-    unit_modules,
 )
 from neural_mp.adaptors.pytorch.training.numerics_trace import check_module
 from neural_mp.core.hardware import Device
@@ -43,7 +43,7 @@ def open_trainable(
     """Open a model for advice, in training mode; restore its state on exit."""
     numerics_trace.check_module(model)
     check_weights(model)
-    if is_open() or torch.is_autocast_enabled(device_of(model)):
+    if is_open() or torch.is_autocast_enabled(get_device_type(model)):
         raise ConfigurationError(
             "advise must be called outside of autocast, which is enabled here: advise itself "
             "compares 16 bits with float32"
@@ -59,10 +59,10 @@ def open_trainable(
     with ExitStack() as undo:
         for module in model.modules():
             undo.callback(remove_plan(module))
-        undo.enter_context(numerics_trace.uncompiled())
-        undo.enter_context(numerics_trace.untouched(model))
+        undo.enter_context(numerics_trace.disable_compilation())
+        undo.enter_context(numerics_trace.preserve_state(model))
         undo.enter_context(torch.enable_grad())
-        numerics_trace.loss_value(loss, numerics_trace.run(model, call), targets)
+        numerics_trace.compute_loss_value(loss, numerics_trace.run_model(model, call), targets)
         yield TrainableModule(model, batch, loss, precision, optimizer)
 
 
@@ -73,10 +73,10 @@ class TrainableModule:
         self, model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
     ) -> None:
         self._model, self._loss = model, loss
-        self._dtype = dtype_of(precision)
-        self._units = unit_modules(model)
+        self._dtype = get_torch_dtype(precision)
+        self._units = list_unit_modules(model)
         self._optimizer = _make_optimizer(model, optimizer)
-        outputs = _output_modules(model, self._units, batch)
+        outputs = _list_output_modules(model, self._units, batch)
         fixed = "computes outputs of the model, which stay in float32"
         self._layers = [
             TrainedLayer(name, type(module).__name__, fixed if name in outputs else "")
@@ -92,7 +92,7 @@ class TrainableModule:
         self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """Return the gradients of a batch with some modules in 16 bits."""
-        with numerics_trace.untouched(self._model), _disable_dropout(self._model):
+        with numerics_trace.preserve_state(self._model), _disable_dropout(self._model):
             try:
                 with self._in_16_bits(low, singly):
                     return self._compute_gradients(batch, scale)
@@ -109,8 +109,10 @@ class TrainableModule:
     def step(self, batch: object) -> float:
         """Run one training step in float32; return the loss before the step."""
         call, targets = numerics_trace.call_of(self._model, batch)
-        loss = numerics_trace.loss_value(self._loss, numerics_trace.run(self._model, call), targets)
-        grads = numerics_trace.gradients(self._model, loss)
+        loss = numerics_trace.compute_loss_value(
+            self._loss, numerics_trace.run_model(self._model, call), targets
+        )
+        grads = numerics_trace.compute_gradients(self._model, loss)
         originals = {parameter: parameter.grad for parameter in self._model.parameters()}
         try:
             for parameter in originals:
@@ -129,9 +131,9 @@ class TrainableModule:
 
     def _compute_gradients(self, batch: object, scale: float) -> Gradients:
         call, targets = numerics_trace.call_of(self._model, batch)
-        outputs = cast_floats(numerics_trace.run(self._model, call), torch.float32)
-        loss = numerics_trace.loss_value(self._loss, outputs, targets)
-        grads = numerics_trace.gradients(self._model, loss * scale)
+        outputs = cast_floats(numerics_trace.run_model(self._model, call), torch.float32)
+        loss = numerics_trace.compute_loss_value(self._loss, outputs, targets)
+        grads = numerics_trace.compute_gradients(self._model, loss * scale)
         arrays = [
             _to_float32_array(grads[p]) / np.float32(scale)
             if p in grads
@@ -145,12 +147,12 @@ class TrainableModule:
         """Set precisions as `apply_plan` would; if `singly`, cast module inputs too."""
         with ExitStack() as undo:
             if low:
-                undo.callback(RunsIn(self._dtype, cast_inputs=False).on(self._model))
+                undo.callback(RunsIn(self._dtype, cast_inputs=False).wrap_module(self._model))
             for name, module in self._units.items():
                 if name not in low:
-                    undo.callback(RunsIn(torch.float32).on(module))
+                    undo.callback(RunsIn(torch.float32).wrap_module(module))
                 elif singly:
-                    undo.callback(RunsIn(self._dtype).on(module))
+                    undo.callback(RunsIn(self._dtype).wrap_module(module))
             yield
 
 
@@ -175,24 +177,28 @@ def _make_optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _output_modules(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
+def _list_output_modules(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
     names: dict[int, str] = {}
     alive: list[Any] = []  # keeps tensors alive, as ids of freed tensors are reused
 
-    def output_recorder(name: str) -> Any:
+    def make_output_recorder(name: str) -> Any:
         def record_outputs(module: nn.Module, args: object, outputs: object) -> None:
-            for tensor in numerics_trace.floating(outputs):
+            for tensor in numerics_trace.floating_tensors(outputs):
                 alive.append(tensor)
                 names[id(tensor)] = name
 
         return record_outputs
 
     call, _ = numerics_trace.call_of(model, batch)
-    with numerics_trace.untouched(model), ExitStack() as undo:
+    with numerics_trace.preserve_state(model), ExitStack() as undo:
         for name, module in units.items():
-            undo.callback(module.register_forward_hook(output_recorder(name)).remove)
-        outputs = numerics_trace.run(model, call)
-    return {names[id(tensor)] for tensor in numerics_trace.floating(outputs) if id(tensor) in names}
+            undo.callback(module.register_forward_hook(make_output_recorder(name)).remove)
+        outputs = numerics_trace.run_model(model, call)
+    return {
+        names[id(tensor)]
+        for tensor in numerics_trace.floating_tensors(outputs)
+        if id(tensor) in names
+    }
 
 
 @contextmanager
@@ -233,23 +239,25 @@ def apply_plan(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
                 f"the plan names {name!r}, which is not a module of the model"
                 f"{did_you_mean(name, filter(None, modules))}"
             )
-    chosen = _planned_modules(modules, plan)
+    chosen = _map_planned_modules(modules, plan)
     for module in modules.values():
         remove_plan(module)
     low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
     whole = plan.get("", low)
-    RunsIn(dtype_of(whole), cast_inputs=False, cast_outputs=True).on(model)
+    RunsIn(get_torch_dtype(whole), cast_inputs=False, cast_outputs=True).wrap_module(model)
     for module, name in chosen.items():
         precision = plan[name]
-        if name and precision is not _inherited_precision(name, plan, whole):
+        if name and precision is not _find_inherited_precision(name, plan, whole):
             full = precision is Precision.FP32
             # Around a float32 module, autocast converts its outputs as needed; around a 16-bit
             # module, computation is in float32 and may not accept 16-bit outputs.
-            RunsIn(dtype_of(precision), cast_inputs=full, cast_outputs=not full).on(module)
+            RunsIn(get_torch_dtype(precision), cast_inputs=full, cast_outputs=not full).wrap_module(
+                module
+            )
     return model
 
 
-def _planned_modules(
+def _map_planned_modules(
     modules: Mapping[str, nn.Module], plan: Mapping[str, Precision]
 ) -> dict[nn.Module, str]:
     """Return module → its name in the plan; a shared module has several names."""
@@ -275,12 +283,14 @@ def check_weights(model: nn.Module) -> None:
         )
 
 
-def dtype_of(precision: Precision) -> torch.dtype:
+def get_torch_dtype(precision: Precision) -> torch.dtype:
     """Return the torch dtype of BF16, FP16 or FP32."""
     return DTYPES.get(precision, torch.float32)
 
 
-def _inherited_precision(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
+def _find_inherited_precision(
+    name: str, plan: Mapping[str, Precision], low: Precision
+) -> Precision:
     while name:
         name = name.rpartition(".")[0]
         if name in plan:
@@ -288,7 +298,7 @@ def _inherited_precision(name: str, plan: Mapping[str, Precision], low: Precisio
     return low
 
 
-def devices() -> list[Device]:
+def list_devices() -> list[Device]:
     """Return the CPU and the devices of torch's accelerator, if any."""
     result = [Device("pytorch", "cpu", "CPU")]
     if not torch.accelerator.is_available():

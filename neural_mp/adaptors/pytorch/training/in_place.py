@@ -24,7 +24,7 @@ class InPlaceTraining:
     """A module whose calls run its simulation, which the first call makes.
 
     Args:
-        module: the user's module; `remove` restores its calls.
+        module: the user's module; `remove_hooks` restores its calls.
         make: module, inputs of its first call as a batch → its simulation.
 
     Attributes:
@@ -52,7 +52,7 @@ class InPlaceTraining:
             self.simulation.train(self.module.training)
         return self.simulation(*args, **kwargs)
 
-    def made(self) -> SimulatedModule:
+    def simulated_module(self) -> SimulatedModule:
         """Return the simulation.
 
         Raises:
@@ -65,7 +65,7 @@ class InPlaceTraining:
             )
         return self.simulation
 
-    def remove(self) -> None:
+    def remove_hooks(self) -> None:
         """Let calls of the module run its own code again."""
         vars(self.module).pop("forward", None)
 
@@ -73,7 +73,7 @@ class InPlaceTraining:
         vars(self.module)["forward"] = self.forward
 
     def _begin_simulation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.remove()
+        self.remove_hooks()
         try:
             simulation = self._make(self.module, inputs_of_call(self.module, args, kwargs))
             self.untrained = share_parameters(simulation, self.module)
@@ -103,8 +103,8 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
     }
     shared: set[int] = set()
     for path, part in simulation.source.parts.items():
-        graph = simulation.part(path)
-        for name, origin in part.origins.items():
+        graph = simulation.get_part(path)
+        for name, origin in part.parameter_origins.items():
             own = state.get(origin)
             parent, _, leaf = name.rpartition(".")
             holder = graph.get_submodule(parent)

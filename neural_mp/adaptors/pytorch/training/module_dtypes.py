@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 _FUSED = (nn.MultiheadAttention, nn.RNNBase)
 
 
-def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
+def list_unit_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return name → module for all modules that can switch to 16 bits alone: leaf modules."""
     units: dict[str, nn.Module] = {}
     visited: set[nn.Module] = set()  # a shared module is one unit
@@ -54,7 +54,7 @@ class RunsIn:
     cast_inputs: bool = True
     cast_outputs: bool = False
 
-    def before(
+    def cast_call_inputs(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Any]:
         """Cast the inputs if requested; a hook, so that later hooks see the cast inputs."""
@@ -62,13 +62,13 @@ class RunsIn:
         # submodules, check for hooks.
         return cast_floats((args, dict(kwargs)), self.dtype) if self.cast_inputs else (args, kwargs)
 
-    def on(self, module: nn.Module) -> Callable[[], None]:
+    def wrap_module(self, module: nn.Module) -> Callable[[], None]:
         """Wrap a module; return a function that unwraps."""
-        hook = module.register_forward_pre_hook(self.before, with_kwargs=True)
+        hook = module.register_forward_pre_hook(self.cast_call_inputs, with_kwargs=True)
         own = vars(module)
         originals = {name: own[name] for name in _REPLACED if name in own}
         around = _Forward(self, module, originals.get("forward"))
-        own.update(zip(_REPLACED, (around, around.replica), strict=True))
+        own.update(zip(_REPLACED, (around, around.make_replica), strict=True))
 
         def restore_module() -> None:
             hook.remove()
@@ -97,7 +97,7 @@ class _Forward:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         low = self.way.dtype is not torch.float32
         dtype = self.way.dtype if low else None
-        with torch.autocast(device_of(self.module), dtype, enabled=low):
+        with torch.autocast(get_device_type(self.module), dtype, enabled=low):
             if self.earlier is None:
                 outputs = type(self.module).forward(self.module, *args, **kwargs)
             else:
@@ -114,7 +114,7 @@ class _Forward:
         """Code object, for source locations of `torch.export`."""
         return self.__wrapped__.__code__
 
-    def replica(self) -> nn.Module:
+    def make_replica(self) -> nn.Module:
         """Return the replica that `nn.DataParallel` makes for another device."""
         copied = type(self.module)._replicate_for_data_parallel(self.module)
         vars(copied)["forward"] = self._bind_module(copied)
@@ -154,13 +154,13 @@ def remove_plan(module: nn.Module) -> Callable[[], None]:
     return restore_plan
 
 
-def planned_dtype(module: nn.Module) -> torch.dtype | None:
+def get_planned_dtype(module: nn.Module) -> torch.dtype | None:
     """Return the dtype set by a wrapper; None if not wrapped."""
     forward = vars(module).get("forward")
     return forward.way.dtype if isinstance(forward, _Forward) else None
 
 
-def device_of(module: nn.Module) -> str:
+def get_device_type(module: nn.Module) -> str:
     """Return the device type of a module's weights; `cpu` without weights."""
     # A loop: the compiler of torch 2.6 cannot trace `next` with a default.
     for tensor in chain(module.parameters(), module.buffers()):

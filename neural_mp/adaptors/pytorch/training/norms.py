@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch.capture.canonicalize import source_modules
+from neural_mp.adaptors.pytorch.capture.canonicalize import list_source_modules
 from neural_mp.adaptors.pytorch.training.scales import Rounding
 
 #: Lower bound of the magnitude of a norm's scale, by which the folded weight is divided.
@@ -40,7 +40,7 @@ class NormSource:
     paths: tuple[str, str]
 
     @property
-    def origins(self) -> Mapping[str, str]:
+    def parameter_origins(self) -> Mapping[str, str]:
         """Parameter or buffer of the `NormedLayer` → its path in the model."""
         layer, norm = self.paths
         return {
@@ -53,14 +53,14 @@ class NormSource:
         }
 
 
-def norm_source(
+def find_norm_source(
     original: nn.Module | None, layer: Node, path: str, weight: torch.Tensor | None
 ) -> NormSource | None:
     """Return the modules folded into a layer; None if `weight` is not their folded weight.
 
     A correction may have rescaled the weight, and a model from a file has no modules.
     """
-    paths = source_modules(layer, path)
+    paths = list_source_modules(layer, path)
     if original is None or weight is None or len(paths) != 2:
         return None
     layer_path, norm_path = paths
@@ -73,16 +73,18 @@ def norm_source(
     if source.norm.running_var is None or not source.norm.affine:
         return None
     with torch.no_grad():
-        folded = own * _per_channel(_weight_factor(source.norm, source.norm.weight), own.ndim)
+        folded = own * _reshape_per_channel(
+            _compute_weight_factor(source.norm, source.norm.weight), own.ndim
+        )
         same = (folded - weight).abs().max() <= _ROUNDING * weight.abs().max()
     return source if bool(same) else None
 
 
-def _weight_factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
+def _compute_weight_factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
     return weight * torch.rsqrt(norm.running_var + norm.eps)
 
 
-def _per_channel(values: torch.Tensor, axes: int) -> torch.Tensor:
+def _reshape_per_channel(values: torch.Tensor, axes: int) -> torch.Tensor:
     return values.view(-1, *[1] * (axes - 1))
 
 
@@ -111,24 +113,26 @@ class NormedLayer(nn.Module):
         self.target, self.rest = target, rest
         self.trains_norm = False
 
-    def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def fold_norm(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight and bias with the norm folded into them, by running statistics."""
-        factor = _weight_factor(self, self.norm_weight)
+        factor = _compute_weight_factor(self, self.norm_weight)
         shift = -self.running_mean if self.bias is None else self.bias - self.running_mean
-        weight = self.weight * _per_channel(factor, self.weight.ndim)
+        weight = self.weight * _reshape_per_channel(factor, self.weight.ndim)
         return weight, shift * factor + self.norm_bias
 
     def forward(self, x: torch.Tensor, rounding: Rounding, number: int) -> torch.Tensor:
         """Return the result of the layer and its norm; `number` is that of its weight."""
         if not (self.trains_norm and self.training):
-            weight, bias = self.folded()
-            return self.target(x, rounding.weight(weight, number), bias, *self.rest)
+            weight, bias = self.fold_norm()
+            return self.target(x, rounding.round_weight(weight, number), bias, *self.rest)
         # The norm follows, so the factor only decides which integers are nearest: it is multiplied
         # and divided by, and has no gradient of its own.
-        factor = _weight_factor(self, self.norm_weight.detach())
+        factor = _compute_weight_factor(self, self.norm_weight.detach())
         least = torch.where(factor.abs() < _LEAST_FACTOR, _LEAST_FACTOR, factor)
-        weight = rounding.weight(self.weight * _per_channel(factor, self.weight.ndim), number)
-        weight = weight / _per_channel(least, weight.ndim)
+        weight = rounding.round_weight(
+            self.weight * _reshape_per_channel(factor, self.weight.ndim), number
+        )
+        weight = weight / _reshape_per_channel(least, weight.ndim)
         result = self.target(x, weight, self.bias, *self.rest)
         return nn.functional.batch_norm(
             result.float(),

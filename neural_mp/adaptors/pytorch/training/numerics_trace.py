@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature, is_array
-from neural_mp.adaptors.pytorch.training.module_dtypes import planned_dtype, tree_leaves
+from neural_mp.adaptors.pytorch.training.module_dtypes import get_planned_dtype, tree_leaves
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, one_line
 
@@ -43,14 +43,22 @@ def trace_numerics(
     check_module(model)
     call, targets = call_of(model, batch)
     calls: list[_ModuleCall] = []
-    with uncompiled(), untouched(model), torch.enable_grad(), _record_calls(model, calls):
-        outputs = run(model, call)
-        value = None if loss is None else loss_value(loss, outputs, targets)
-        grads = {} if value is None else gradients(model, value * loss_scale)
-    traces = [_layer_trace(call, grads, value is not None) for call in calls]
+    with (
+        disable_compilation(),
+        preserve_state(model),
+        torch.enable_grad(),
+        _record_calls(model, calls),
+    ):
+        outputs = run_model(model, call)
+        value = None if loss is None else compute_loss_value(loss, outputs, targets)
+        grads = {} if value is None else compute_gradients(model, value * loss_scale)
+    traces = [_make_layer_trace(call, grads, value is not None) for call in calls]
     number = None if value is None else float(value.detach())
     return ModelTrace(
-        ValueStats.of(call.leaves()), ValueStats.of(tree_leaves(outputs)), traces, number
+        ValueStats.from_values(call.flatten_leaves()),
+        ValueStats.from_values(tree_leaves(outputs)),
+        traces,
+        number,
     )
 
 
@@ -79,10 +87,10 @@ def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
         # Copy: the model may write to its inputs, and the batch is used again.
         return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
-    return call.map(copy_to_device), pytree.tree_map(copy_to_device, targets)
+    return call.map_leaves(copy_to_device), pytree.tree_map(copy_to_device, targets)
 
 
-def run(model: nn.Module, call: CallArgs) -> Any:
+def run_model(model: nn.Module, call: CallArgs) -> Any:
     """Return the outputs of the model; raise `DataError` if the model rejects the inputs."""
     try:
         return model(*call.args, **call.kwargs)
@@ -92,7 +100,7 @@ def run(model: nn.Module, call: CallArgs) -> Any:
         ) from error
 
 
-def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
+def compute_loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
     """Return the scalar loss of a batch; raise `ConfigurationError` if the loss is invalid."""
     if not callable(loss):
         raise ConfigurationError(
@@ -115,7 +123,7 @@ def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
     return result.float().reshape(())
 
 
-def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+def compute_gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
     """Return parameter → gradient, if the loss depends on it; keep `grad` unchanged."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     grads = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -123,7 +131,7 @@ def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def disable_compilation() -> Iterator[None]:
     """Run modules uncompiled: compiled code ignores hooks registered later."""
     if "torch._dynamo" in sys.modules:  # Importing the compiler costs seconds.
         with torch.compiler.set_stance("force_eager"):
@@ -133,7 +141,7 @@ def uncompiled() -> Iterator[None]:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Switch to training mode; restore weights, statistics, modes and the random state on exit."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     originals = {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -159,13 +167,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def _record_calls(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
     started: list[_ModuleCall] = []
 
-    def input_recorder(name: str) -> Callable[..., None]:
+    def make_input_recorder(name: str) -> Callable[..., None]:
         def record_inputs(
             module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         ) -> None:
-            tensors = floating((args, dict(kwargs)))
+            tensors = floating_tensors((args, dict(kwargs)))
             dtype = tensors[0].dtype if tensors else torch.float32
-            call = _ModuleCall(name, module, ValueStats.of(tensors), dtype)
+            call = _ModuleCall(name, module, ValueStats.from_values(tensors), dtype)
             _record_gradients(tensors, call.below)
             started.append(call)
 
@@ -175,10 +183,10 @@ def _record_calls(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], outputs: object
     ) -> None:
         call = started.pop()
-        tensors = floating(outputs)
-        call.outputs = ValueStats.of(tensors)
+        tensors = floating_tensors(outputs)
+        call.outputs = ValueStats.from_values(tensors)
         output_dtype = tensors[0].dtype if tensors else call.dtype
-        call.dtype = planned_dtype(module) or output_dtype
+        call.dtype = get_planned_dtype(module) or output_dtype
         if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts in the module
             call.inputs = replace(call.inputs, inf=True)
         _record_gradients(tensors, call.above)
@@ -189,7 +197,7 @@ def _record_calls(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         for name, module in model.named_modules():
             if name:
                 handles.append(
-                    module.register_forward_pre_hook(input_recorder(name), with_kwargs=True)
+                    module.register_forward_pre_hook(make_input_recorder(name), with_kwargs=True)
                 )
                 handles.append(module.register_forward_hook(record_outputs, with_kwargs=True))
         yield
@@ -204,7 +212,7 @@ def _record_gradients(tensors: Sequence[torch.Tensor], grads: list[torch.Tensor]
             tensor.register_hook(lambda grad: grads.append(grad.detach()))
 
 
-def floating(values: object) -> list[torch.Tensor]:
+def floating_tensors(values: object) -> list[torch.Tensor]:
     """Return the floating-point tensors in nested values."""
     return [
         leaf
@@ -213,7 +221,7 @@ def floating(values: object) -> list[torch.Tensor]:
     ]
 
 
-def _layer_trace(
+def _make_layer_trace(
     call: _ModuleCall, grads: Mapping[nn.Parameter, torch.Tensor], backwards: bool
 ) -> LayerTrace:
     parameters = list(call.module.parameters())
@@ -224,8 +232,8 @@ def _layer_trace(
         dtype=str(call.dtype).removeprefix("torch."),
         inputs=call.inputs,
         outputs=call.outputs,
-        weights=ValueStats.of([*parameters, *call.module.buffers()]),
-        gradients_above=ValueStats.of(call.above) if backwards else None,
-        gradients_below=ValueStats.of(below) if backwards else None,
+        weights=ValueStats.from_values([*parameters, *call.module.buffers()]),
+        gradients_above=ValueStats.from_values(call.above) if backwards else None,
+        gradients_below=ValueStats.from_values(below) if backwards else None,
         holds_layers=any(True for _ in call.module.children()),
     )

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
-from neural_mp.adaptors.common.simulation import moving_range
+from neural_mp.adaptors.common.simulation import update_moving_range
 from neural_mp.adaptors.pytorch.training.fake_quantize import (
     RoundActivation,
     RoundWeight,
     StoredRows,
 )
-from neural_mp.adaptors.pytorch.versions import uncompiled
-from neural_mp.util.pytree import as_numpy
+from neural_mp.adaptors.pytorch.versions import disable_compilation
+from neural_mp.util.pytree import convert_to_numpy
 
 
 class Scales(nn.Module):
@@ -47,7 +47,7 @@ class Scales(nn.Module):
     ) -> None:
         super().__init__()
         self.forms = [entry.form for entry in weights]
-        counts = [form.count for form in self.forms]
+        counts = [form.row_count for form in self.forms]
         self.starts = [0, *accumulate(counts)][:-1]
         self.sizes = [*[1] * len(tensors), *counts]
         self.log_scales = nn.Parameter(torch.zeros(sum(self.sizes)), requires_grad=learned)
@@ -57,7 +57,9 @@ class Scales(nn.Module):
         points = torch.tensor([entry.zero_point for entry in tensors], dtype=torch.int64)
         self.register_buffer("zero_points", points)
         offsets = [
-            torch.zeros(entry.form.count) if entry.offsets is None else entry.offsets.reshape(-1)
+            torch.zeros(entry.form.row_count)
+            if entry.offsets is None
+            else entry.offsets.reshape(-1)
             for entry in weights
         ]
         has_offsets = any(form.has_offsets for form in self.forms)
@@ -69,32 +71,32 @@ class Scales(nn.Module):
         """Return the rounding with the current scales."""
         return Rounding(self)
 
-    def encodings(self) -> list[QuantParams]:
+    def quant_params(self) -> list[QuantParams]:
         """Return the current scales and zero points of quantized tensors."""
         return [QuantParams(*encoding) for encoding in Rounding(self).encodings]
 
-    def stored(self, number: int) -> StoredRows:
+    def stored_rows(self, number: int) -> StoredRows:
         """Return the current form and numbers of a weight, as they are stored."""
         form = self.forms[number]
-        scales, offsets = Rounding(self).rows_of(number)
+        scales, offsets = Rounding(self).get_row_parameters(number)
         if offsets is None:
             return StoredRows(form, scales.reshape(form.rows))
         parts = (part.reshape(form.rows).bfloat16() for part in (scales, offsets))
         return StoredRows(form, *parts)
 
-    @uncompiled
+    @disable_compilation
     def observe_tensor(self, number: int, x: torch.Tensor) -> None:
         """Move a range towards that of a tensor."""
-        previous = self.encodings()[number]
+        previous = self.quant_params()[number]
         low, high = (end.item() for end in torch.aminmax(x))
-        updated = QuantParams.of(moving_range((previous.low, previous.high), (low, high)))
+        updated = QuantParams.of(update_moving_range((previous.low, previous.high), (low, high)))
         self.zero_points[number] = updated.zero_point
         self._set_scales(number, torch.tensor([updated.scale], dtype=torch.float64))
 
-    @uncompiled
+    @disable_compilation
     def observe_weight(self, number: int, weight: torch.Tensor) -> torch.Tensor:
         """Set the scales of a weight to those of its values, and return them."""
-        values, limit = as_numpy(weight.detach()), self.forms[number].limits[1]
+        values, limit = convert_to_numpy(weight.detach()), self.forms[number].limits[1]
         axes = tuple(range(1, values.ndim))
         scales = torch.from_numpy(weight_scales(values, axes, limit)).reshape(-1)
         self._set_scales(len(self.zero_points) + self.starts[number], scales)
@@ -129,7 +131,7 @@ class Rounding:
             else zip(tensors.tolist(), points.tolist(), strict=True)
         )
 
-    def tensor(self, x: torch.Tensor, number: int) -> torch.Tensor:
+    def round_tensor(self, x: torch.Tensor, number: int) -> torch.Tensor:
         """Return a tensor after quantize and dequantize, in float32."""
         x = x.float()
         encoding = self.encodings[number]
@@ -137,23 +139,23 @@ class Rounding:
             self.table.observe_tensor(number, x.detach())
             encoding = self.table.initial[number].float(), self.table.zero_points[number]
             if not torch.compiler.is_compiling():
-                params = self.table.encodings()[number]
+                params = self.table.quant_params()[number]
                 encoding = params.scale, params.zero_point
         return RoundActivation.apply(x, self.logs[number], *encoding)
 
-    def weight(self, weight: torch.Tensor, number: int) -> torch.Tensor:
+    def round_weight(self, weight: torch.Tensor, number: int) -> torch.Tensor:
         """Return a weight after quantize and dequantize."""
         form, log = self.table.forms[number], self.logs[len(self.encodings) + number]
-        scales, offsets = self.rows_of(number)
+        scales, offsets = self.get_row_parameters(number)
         if self.table.observing and offsets is None:
             scales = self.table.observe_weight(number, weight).view(form.per_row)
         return RoundWeight.apply(form, weight, log, scales, offsets)
 
-    def rows_of(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def get_row_parameters(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the scales and offsets of a weight, to broadcast with its rows."""
         form, start = self.table.forms[number], self.table.starts[number]
-        scales = self._rows.narrow(0, start, form.count).view(form.per_row)
+        scales = self._rows.narrow(0, start, form.row_count).view(form.per_row)
         if not form.has_offsets:
             return scales, None
-        offsets = self.table.row_offsets.narrow(0, start, form.count).view(form.per_row)
+        offsets = self.table.row_offsets.narrow(0, start, form.row_count).view(form.per_row)
         return scales.bfloat16().float(), offsets

@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.training.norms import NormedLayer
 from neural_mp.adaptors.pytorch.training.scales import Scales
-from neural_mp.adaptors.pytorch.versions import uncompiled
+from neural_mp.adaptors.pytorch.versions import disable_compilation
 
 
 class SimulatedModule(nn.Module):
@@ -63,11 +63,11 @@ class SimulatedModule(nn.Module):
             if isinstance(module, Scales):
                 yield module.log_scales
 
-    def part(self, path: str) -> nn.Module:
+    def get_part(self, path: str) -> nn.Module:
         """Return the graph of a captured module; the empty path is the whole model."""
         return self.network.get_submodule(path)
 
-    @uncompiled
+    @disable_compilation
     def _advance_uncompiled(self) -> None:
         self._advance_schedule()
 
@@ -98,24 +98,24 @@ def name_places(graph: Graph) -> None:
             node.meta.setdefault(PLACE, _describe_location(node))
 
 
-def weight_of(layer: Node) -> str:
+def find_layer_weight(layer: Node) -> str:
     """Return the place of the weight of a layer."""
     return f"a weight of layer {layer.meta[fx.OP_NAME]!r}"
 
 
 def _describe_location(node: Node) -> str:
     if node.op == "placeholder":
-        return f"the input {fx.tensor_name(node)!r}"
+        return f"the input {fx.get_tensor_name(node)!r}"
     if fx.OP_NAME in node.meta:
         return f"the result of layer {node.meta[fx.OP_NAME]!r}"
     kind = "a weight" if node.op == "get_attr" else "a quantized tensor"
-    return f"{kind} of layer {next(_consumer_ops(node), node.name)!r}"
+    return f"{kind} of layer {next(_iterate_consumer_ops(node), node.name)!r}"
 
 
-def _consumer_ops(node: Node) -> Iterator[str]:
+def _iterate_consumer_ops(node: Node) -> Iterator[str]:
     """Yield the names of the ops that read a node's result, nearest first."""
     for user in node.users:
         if fx.OP_NAME in user.meta:
             yield str(user.meta[fx.OP_NAME])
         else:
-            yield from _consumer_ops(user)
+            yield from _iterate_consumer_ops(user)

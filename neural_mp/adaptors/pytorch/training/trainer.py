@@ -28,9 +28,9 @@ from neural_mp.adaptors.common.simulation import (
 )
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
-from neural_mp.adaptors.pytorch.graph.dynamic_shapes import flat_inputs
+from neural_mp.adaptors.pytorch.graph.dynamic_shapes import list_flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
-from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
+from neural_mp.adaptors.pytorch.training.numerics_trace import compute_loss_value
 from neural_mp.adaptors.pytorch.training.simulated_module import PLACE, SimulatedModule
 from neural_mp.errors import ConfigurationError
 
@@ -51,7 +51,7 @@ class Trainer:
         optimizer: OptimizerChoice = _ADAM,
     ) -> None:
         self.model, self.loss = model, loss
-        self.optimizer = optimizer_of(model, optimizer)
+        self.optimizer = create_chosen_optimizer(model, optimizer)
 
     def step(self, batch: object, learning_rate: float) -> float:
         """See the protocol."""
@@ -59,7 +59,7 @@ class Trainer:
             group["lr"] = learning_rate
         self.model.train()
         with torch.enable_grad():
-            loss = self._loss(batch)
+            loss = self._compute_loss(batch)
             number = float(loss.detach())
             if torch.isfinite(loss):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -72,17 +72,17 @@ class Trainer:
         self.model.eval()
         return number
 
-    def _loss(self, batch: object) -> torch.Tensor:
+    def _compute_loss(self, batch: object) -> torch.Tensor:
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
-        outputs = self._run(inputs)
+        outputs = self._run_model(inputs)
         if self.loss is not None:
-            return loss_value(self.loss, outputs, pytree.tree_map(_to_tensor, targets))
+            return compute_loss_value(self.loss, outputs, pytree.tree_map(_to_tensor, targets))
         call = self._bind_inputs(inputs)
         with torch.no_grad():
             reference = self.model.source.given.module(*call.args, **call.kwargs)
         return _mean_output_nsr(outputs, reference)
 
-    def _run(self, inputs: object) -> Any:
+    def _run_model(self, inputs: object) -> Any:
         call = self._bind_inputs(inputs)
         return self.model(*call.args, **call.kwargs)
 
@@ -94,25 +94,25 @@ class Trainer:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
         inputs, _ = inputs_and_targets(batch, self.loss is not None)
         locations: list[str] = []
-        parts = [self.model.part(path) for path in self.model.source.parts]
+        parts = [self.model.get_part(path) for path in self.model.source.parts]
 
         def trace_part(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not locations and isinstance(part, GraphModule):
                 tracer = _Tracer(part)
-                tracer.run(*flat_inputs(part, args, kwargs), enable_io_processing=False)
+                tracer.run(*list_flat_inputs(part, args, kwargs), enable_io_processing=False)
                 locations.extend(tracer.found)
 
         handles = [part.register_forward_pre_hook(trace_part, with_kwargs=True) for part in parts]
         try:
             with torch.no_grad():
-                self._run(inputs)
+                self._run_model(inputs)
         finally:
             for handle in handles:
                 handle.remove()
         return next(iter(locations), None)
 
-    def state(self) -> bytes:
-        """Return weights, scales, optimizer and random state, for `load`."""
+    def save_state(self) -> bytes:
+        """Return weights, scales, optimizer and random state, for `load_state`."""
         parts = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -122,7 +122,7 @@ class Trainer:
         torch.save(parts, stored)
         return stored.getvalue()
 
-    def load(self, state: bytes, *, resume: bool = False) -> None:
+    def load_state(self, state: bytes, *, resume: bool = False) -> None:
         """Restore a result of `state`; see the protocol."""
         try:
             parts = torch.load(io.BytesIO(state), weights_only=True)
@@ -180,25 +180,27 @@ _BY_OUTPUT: Mapping[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], torch.Tensor]:
+def choose_loss_function(choice: LossChoice) -> Callable[[Any, Any], torch.Tensor]:
     """Return a loss as a function of outputs and targets.
 
     Raises:
         ConfigurationError: PyTorch has no such loss.
     """
-    reduction = "sum" if choice.sums else "mean"
+    reduction = "sum" if choice.sums_losses else "mean"
     if choice.name in _BY_OUTPUT:
-        return partial(_by_output, _BY_OUTPUT[choice.name], reduction)
+        return partial(_match_output_shape, _BY_OUTPUT[choice.name], reduction)
     if choice.name != CROSS_ENTROPY:
         supported = ", ".join((CROSS_ENTROPY, *_BY_OUTPUT))
         raise ConfigurationError(
             f"the loss of a PyTorch model must be one of {supported}, got {choice.name}; set "
             f"{CROSS_ENTROPY}, or loss in Python"
         )
-    return partial(_cross_entropy, reduction)
+    return partial(_compute_cross_entropy, reduction)
 
 
-def _cross_entropy(reduction: str, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _compute_cross_entropy(
+    reduction: str, outputs: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     if targets.is_floating_point() and targets.shape == outputs.shape:
         return F.cross_entropy(outputs, targets, reduction=reduction)
     if targets.ndim == outputs.ndim and are_class_numbers(targets.shape, outputs.shape):
@@ -207,7 +209,7 @@ def _cross_entropy(reduction: str, outputs: torch.Tensor, targets: torch.Tensor)
     return F.cross_entropy(outputs, targets.long(), reduction=reduction)
 
 
-def _by_output(
+def _match_output_shape(
     loss: Callable[..., torch.Tensor], reduction: str, outputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
     check_targets(targets.shape, outputs.shape)
@@ -215,7 +217,9 @@ def _by_output(
     return loss(outputs, expected, reduction=reduction)
 
 
-def optimizer_of(model: SimulatedModule, choice: OptimizerChoice) -> torch.optim.Optimizer:
+def create_chosen_optimizer(
+    model: SimulatedModule, choice: OptimizerChoice
+) -> torch.optim.Optimizer:
     """Return an optimizer of the weights and scales that are trained.
 
     Raises:

@@ -23,22 +23,26 @@ from tensorflow.python.framework.convert_to_constants import (
     disable_lower_using_switch_merge,
 )
 
-from neural_mp.adaptors.tensorflow.capture.lookup_tables import Export, freeze_tables, handles_of
+from neural_mp.adaptors.tensorflow.capture.lookup_tables import (
+    Export,
+    freeze_tables,
+    trace_table_handles,
+)
 from neural_mp.adaptors.tensorflow.graph.control_flow import request_inlining
-from neural_mp.adaptors.tensorflow.graph.ops import Role, Trait, has_trait, role_of
-from neural_mp.adaptors.tensorflow.graph.runtime import has_kernel, offline_passes
+from neural_mp.adaptors.tensorflow.graph.ops import Role, Trait, get_op_role, has_trait
+from neural_mp.adaptors.tensorflow.graph.runtime import has_kernel, run_offline_passes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     Consumers,
     GraphDef,
     NodeDef,
     TensorGraph,
-    data_inputs,
+    get_node_name,
     is_control,
+    list_data_inputs,
     make_constant,
     make_node,
-    node_of,
-    plain,
+    plain_name,
     without_places,
 )
 from neural_mp.errors import ModelLoadError, one_line
@@ -52,7 +56,7 @@ _READS, _WRITES = (Role.READ, Role.READ_ROWS), (Role.WRITE, Role.UPDATE)
 _NOT_INLINED = ("_noinline", "_XlaMustCompile", "_xla_propagate_compile_time_consts")
 
 
-def frozen_graph(
+def freeze_concrete_function(
     function: ConcreteFunction,
 ) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
     """Return the graph of a concrete function with its weights, its inputs and its outputs.
@@ -81,12 +85,12 @@ def frozen_graph(
         ) from error
     if len(frozen.inputs) != len(inputs):
         extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]
-        raise no_constant((extra or ["more than its inputs"])[0])
+        raise unfreezable_resource_error((extra or ["more than its inputs"])[0])
     graph = TensorGraph.from_graph_def(frozen.graph.as_graph_def())
     return graph, list(frozen.inputs), list(frozen.outputs)
 
 
-def no_constant(name: str) -> ModelLoadError:
+def unfreezable_resource_error(name: str) -> ModelLoadError:
     """Return the error about a resource whose value cannot become a constant."""
     return ModelLoadError(
         f"the model reads {name!r}, a queue or other resource that cannot become part of its "
@@ -112,20 +116,25 @@ def _without_effects(
     """
     outputs = [tensor.name for tensor in function.outputs]
     names = [tensor.name for tensor in inputs]
-    inlined = offline_passes(
-        disable_lower_using_switch_merge(_inlinable_graph(function)), ["function"], names, outputs
+    inlined = run_offline_passes(
+        disable_lower_using_switch_merge(_make_inlinable_graph(function)),
+        ["function"],
+        names,
+        outputs,
     )
     graph = TensorGraph.from_graph_def(inlined)
-    handles = handles_of(graph, captured)
+    handles = trace_table_handles(graph, captured)
     written = _drop_variable_controls(graph, handles)
     tables = _freeze_resources(graph, handles, captured)
     if not written and not tables:
         return function
-    graph = without_places(graph.pruned(outputs))
+    graph = without_places(graph.prune_unused(outputs))
     for node in graph.nodes.values():
-        if node.name not in handles and any(handles.get(node_of(t)) in written for t in node.input):
+        if node.name not in handles and any(
+            handles.get(get_node_name(t)) in written for t in node.input
+        ):
             raise _kept_state_error(node.name)
-    placeholders = {*captured, *map(node_of, names)}
+    placeholders = {*captured, *map(get_node_name, names)}
     rest = TensorGraph(
         {name: node for name, node in graph.nodes.items() if name not in placeholders},
         graph.versions,
@@ -154,7 +163,7 @@ def _must_inline_loops(function: ConcreteFunction) -> bool:
     library = function.graph.as_graph_def().library
     nodes = chain.from_iterable(inner.node_def for inner in library.function)
     compiled = any("_XlaMustCompile" in inner.attr for inner in library.function)
-    return compiled or any(role_of(node) in (Role.LOOKUP, Role.LOOKUP_SIZE) for node in nodes)
+    return compiled or any(get_op_role(node) in (Role.LOOKUP, Role.LOOKUP_SIZE) for node in nodes)
 
 
 def _freeze_graph(
@@ -169,33 +178,33 @@ def _freeze_graph(
     If `loops`, resources are read in loops and branches as well, which are inlined.
     """
     outputs = [tensor.name for tensor in function.outputs]
-    original = _inlinable_graph(function)
+    original = _make_inlinable_graph(function)
     if loops:
         request_inlining(original.node, original.library)
-    small = offline_passes(original, ["function"], [t.name for t in inputs], outputs)
-    graph = TensorGraph.from_graph_def(small).pruned(outputs, [t.op.name for t in inputs])
-    handles = handles_of(graph, captured, loops=loops)
+    small = run_offline_passes(original, ["function"], [t.name for t in inputs], outputs)
+    graph = TensorGraph.from_graph_def(small).prune_unused(outputs, [t.op.name for t in inputs])
+    handles = trace_table_handles(graph, captured, loops=loops)
     written = _drop_variable_controls(graph, handles)
     _freeze_resources(graph, handles, captured)
-    graph = graph.pruned(outputs, [t.op.name for t in inputs])
+    graph = graph.prune_unused(outputs, [t.op.name for t in inputs])
     values: dict[str, str] = {}
     for node in list(graph.nodes.values()):
-        sources = (handles.get(node_of(tensor)) for tensor in data_inputs(node))
+        sources = (handles.get(get_node_name(tensor)) for tensor in list_data_inputs(node))
         resources = [name for name in sources if name and captured[name].dtype is tf.resource]
         if node.name in handles or not resources:
             continue
-        if role_of(node) not in _READS:
+        if get_op_role(node) not in _READS:
             return None
         if resources[0] in written:
             raise _kept_state_error(node.name)
         _freeze_variable_read(graph, node, captured[resources[0]], values)
     for name in handles:
         if name in captured and captured[name].dtype is not tf.resource:
-            graph.add(make_constant(name, captured[name].numpy()))
-    return graph.pruned(outputs, [t.op.name for t in inputs])
+            graph.add_node(make_constant(name, captured[name].numpy()))
+    return graph.prune_unused(outputs, [t.op.name for t in inputs])
 
 
-def _inlinable_graph(function: ConcreteFunction) -> GraphDef:
+def _make_inlinable_graph(function: ConcreteFunction) -> GraphDef:
     """Return the graph of a function with calls that can be inlined, `jit_compile` dropped.
 
     Raises:
@@ -223,7 +232,7 @@ def _freeze_resources(
     """Replace tables and states of random numbers, in place; return whether any were tables."""
 
     def export_arrays(export: Export) -> list[Array]:
-        return [tensor.numpy() for tensor in export.put(captured[export.handle])]
+        return [tensor.numpy() for tensor in export.export_table(captured[export.handle])]
 
     freeze_random_states(
         graph,
@@ -236,20 +245,20 @@ def _freeze_resources(
 def _drop_variable_controls(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     """Remove control inputs on variable handles, reads and writes; return the handles written."""
     writes = {
-        name: handles.get(node_of(node.input[0]), "")
+        name: handles.get(get_node_name(node.input[0]), "")
         for name, node in graph.nodes.items()
-        if role_of(node) in _WRITES
+        if get_op_role(node) in _WRITES
     }
     reads = {
         name
         for name, node in graph.nodes.items()
-        if role_of(node) in _READS and node_of(node.input[0]) in handles
+        if get_op_role(node) in _READS and get_node_name(node.input[0]) in handles
     }
     ignored = {*writes, *reads, *handles}
     for name, node in list(graph.nodes.items()):
-        remaining = [t for t in node.input if not (is_control(t) and node_of(t) in ignored)]
+        remaining = [t for t in node.input if not (is_control(t) and get_node_name(t) in ignored)]
         if len(remaining) < len(node.input):
-            graph.edit(name).input[:] = remaining
+            graph.edit_node(name).input[:] = remaining
     return set(writes.values())
 
 
@@ -260,10 +269,10 @@ def _freeze_variable_read(
     try:
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
     except (tf.errors.OpError, AttributeError) as error:
-        raise no_constant(node.name) from error
+        raise unfreezable_resource_error(node.name) from error
     controls = list(filter(is_control, node.input))
-    if role_of(node) is Role.READ:
-        graph.add(make_constant(node.name, value))
+    if get_op_role(node) is Role.READ:
+        graph.add_node(make_constant(node.name, value))
         graph.nodes[node.name].input.extend(controls)
         return
     if node.attr["batch_dims"].i:
@@ -271,7 +280,7 @@ def _freeze_variable_read(
             f"node {node.name!r} gathers from a variable with batch_dims, which is not supported; "
             f"export the model with variables converted to constants"
         )
-    key = plain(node.input[0])
+    key = plain_name(node.input[0])
     if key not in values:
         values[key] = graph.put_constant(f"{node.name}/table", value)
     axis = graph.put_constant(f"{node.name}/axis", np.int32(0))
@@ -284,7 +293,7 @@ def _freeze_variable_read(
         Taxis=tf.int32,
         batch_dims=0,
     )
-    graph.add(gathered)
+    graph.add_node(gathered)
 
 
 #: Ops that return the state of a generator and advance the generator.
@@ -313,17 +322,17 @@ def freeze_random_states(
     """
     by_handle: dict[str, list[NodeDef]] = {}
     for node in graph.nodes.values():
-        if node.input and node.name not in handles and node_of(node.input[0]) in handles:
-            by_handle.setdefault(handles[node_of(node.input[0])], []).append(node)
-    consumers = graph.consumers()
+        if node.input and node.name not in handles and get_node_name(node.input[0]) in handles:
+            by_handle.setdefault(handles[get_node_name(node.input[0])], []).append(node)
+    consumers = graph.find_consumers()
     for handle, users in by_handle.items():
-        changed = any(role_of(user) is Role.WRITE for user in users)
+        changed = any(get_op_role(user) is Role.WRITE for user in users)
         for user in users:
             if user.op in _DRAWS:
                 _put_random_integers(graph, user, size(handle), tf.int64)
             elif user.op in _STATEFUL:
                 _put_stateless_random(graph, user)
-        reads = [user for user in users if role_of(user) is Role.READ] if changed else []
+        reads = [user for user in users if get_op_role(user) is Role.READ] if changed else []
         if all(_only_seeds_random_ops(graph, consumers, handles, source) for source in reads):
             for source in reads:
                 dtype = tf.as_dtype(source.attr["dtype"].type)
@@ -334,19 +343,21 @@ def _put_random_integers(graph: TensorGraph, node: NodeDef, size: int, dtype: tf
     shape = graph.put_constant(f"{node.name}/size", np.array([size], np.int64))
     controls = filter(is_control, node.input)
     types = {"dtype": dtype, "shape_dtype": tf.int64}
-    graph.add(make_node("NonDeterministicInts", node.name, [shape, *controls], **types))
+    graph.add_node(make_node("NonDeterministicInts", node.name, [shape, *controls], **types))
 
 
 def _put_stateless_random(graph: TensorGraph, node: NodeDef) -> None:
     op = _STATEFUL[node.op]
-    stateless = make_node(op, node.name, [*data_inputs(node)[2:], *filter(is_control, node.input)])
+    stateless = make_node(
+        op, node.name, [*list_data_inputs(node)[2:], *filter(is_control, node.input)]
+    )
     dtype, shape = node.attr["dtype"].type, node.attr["shape_dtype"].type or tf.int64
     if op == "NonDeterministicInts":
         stateless.attr["dtype"].type, stateless.attr["shape_dtype"].type = dtype, shape
     else:
         stateless.attr["Tout" if op == "RandomUniformInt" else "dtype"].type = dtype
         stateless.attr["T"].type = shape
-    graph.add(stateless)
+    graph.add_node(stateless)
 
 
 def _only_seeds_random_ops(
@@ -363,8 +374,11 @@ def _only_seeds_random_ops(
         if not readers and name != source.name:
             return False  # an output
         for reader, position in readers:
-            own = handles.get(node_of(reader.input[0])) == handles[node_of(source.input[0])]
-            if (role_of(reader) is Role.WRITE and own) or _is_seed_input(reader, position):
+            own = (
+                handles.get(get_node_name(reader.input[0]))
+                == handles[get_node_name(source.input[0])]
+            )
+            if (get_op_role(reader) is Role.WRITE and own) or _is_seed_input(reader, position):
                 continue
             if not has_trait(reader, Trait.COMPUTES_SEEDS):
                 return False

@@ -18,7 +18,11 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.files.keras_checks import check_keras_file
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import TensorGraph, data_inputs, node_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    TensorGraph,
+    get_node_name,
+    list_data_inputs,
+)
 from neural_mp.core.graph import Layer
 from neural_mp.errors import (
     CaptureError,
@@ -42,7 +46,7 @@ class TooManyWeightsError(Exception):
 
 
 @contextmanager
-def bounded_weights(nbytes: int) -> Iterator[None]:
+def limit_created_weights(nbytes: int) -> Iterator[None]:
     """Limit the weights that Keras creates in this thread to the size of a file's weights.
 
     Raises:
@@ -58,7 +62,7 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
     ) -> None:
         nonlocal left
         if threading.get_ident() == thread and shape is not None:
-            left -= _weight_nbytes(shape, args[0] if args else named.get("dtype"))
+            left -= _count_weight_bytes(shape, args[0] if args else named.get("dtype"))
             if left < 0:
                 raise TooManyWeightsError(
                     f"its configuration declares more weights than the file contains "
@@ -73,7 +77,7 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
         keras.Variable.__init__ = original
 
 
-def _weight_nbytes(shape: Any, dtype: object) -> int:
+def _count_weight_bytes(shape: Any, dtype: object) -> int:
     """Return the size of a weight; 0 for a shape that Keras itself refuses."""
     from keras import backend
 
@@ -102,7 +106,7 @@ def is_keras(source: object) -> bool:
     )
 
 
-def load(path: Path, *, compiled: bool = False) -> Any:
+def load_keras_file(path: Path, *, compiled: bool = False) -> Any:
     """Load a `.keras` or `.h5` file without running code in it (Lambda layers).
 
     If `compiled`, loss and optimizer are loaded too.
@@ -120,7 +124,7 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         )
     nbytes = check_keras_file(path)
     try:
-        with warnings.catch_warnings(), bounded_weights(nbytes):
+        with warnings.catch_warnings(), limit_created_weights(nbytes):
             # The optimizer's state may not fit, but training does not continue here.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
@@ -145,10 +149,10 @@ def trace_function(
         CaptureError: the inputs are unknown, or tracing fails.
         ConfigurationError: the shapes do not fit the inputs.
     """
-    structure = _input_specs(model, example)
+    structure = _list_input_specs(model, example)
     if shapes is not None:
-        structure = reshaped_specs(structure, shapes)
-    names = input_names(structure)
+        structure = reshape_input_specs(structure, shapes)
+    names = list_input_names(structure)
     specs = [
         tf.TensorSpec(spec.shape, spec.dtype, name=name)
         for spec, (name, _) in zip(tf.nest.flatten(structure), names, strict=True)
@@ -186,7 +190,7 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__} in {wrapped['layer']}: {lines[1].strip()}"
 
 
-def _input_specs(model: tf.keras.Layer, example: object) -> Any:
+def _list_input_specs(model: tf.keras.Layer, example: object) -> Any:
     declared = getattr(model, "_inputs_struct", None)
     if declared is None:
         listed = getattr(model, "inputs", None)
@@ -212,7 +216,7 @@ def without_targets(example: object) -> Any:
     return without_labels(example, ()) if isinstance(example, Mapping) else example
 
 
-def input_names(structure: object) -> InputNames:
+def list_input_names(structure: object) -> InputNames:
     """Return the names of the specifications in a structure, in flattening order.
 
     Tensors without a name are named by their key, or else by their position.
@@ -241,14 +245,14 @@ def open_spec(value: object) -> tf.TensorSpec:
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
 
 
-def reshaped_specs(structure: object, shapes: Shapes) -> Any:
+def reshape_input_specs(structure: object, shapes: Shapes) -> Any:
     """Return specifications of inputs with other shapes, by position or by name.
 
     Raises:
         ConfigurationError: the number, names or sizes do not match.
     """
     specs = tf.nest.flatten(structure)
-    names = input_names(structure)
+    names = list_input_names(structure)
     if isinstance(shapes, dict):
         defined = {name for pair in names for name in pair if name}
         unknown = next((name for name in shapes if name not in defined), None)
@@ -295,7 +299,7 @@ Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Kwargs], Any]
 
 
 @contextmanager
-def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
+def record_layer_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
     """Collect the scopes of a model's layers while the context calls the model."""
     scopes: dict[str, Layer] = {}
 
@@ -308,12 +312,14 @@ def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
             scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
         return call(*args, **kwargs)
 
-    with calls_wrapped([layer for layer in layers_in(model) if layer is not model], record_scope):
+    with wrap_layer_calls(
+        [layer for layer in list_nested_layers(model) if layer is not model], record_scope
+    ):
         yield scopes
 
 
 @contextmanager
-def calls_wrapped(layers: Iterable[Any], around: Around) -> Iterator[None]:
+def wrap_layer_calls(layers: Iterable[Any], around: Around) -> Iterator[None]:
     """Wrap every call of the layers within the context."""
     with ExitStack() as undo:
         for layer in layers:
@@ -331,7 +337,7 @@ def _wrap_call(layer: tf.keras.Layer, around: Around, undo: ExitStack) -> None:
     object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
-def layers_in(model: tf.keras.Layer) -> list[Any]:
+def list_nested_layers(model: tf.keras.Layer) -> list[Any]:
     """Return all layers of a Keras 3 model, nested ones included."""
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []
@@ -347,39 +353,42 @@ class Origins:
     read: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, graph: TensorGraph, scopes: Scopes) -> Origins:
+    def from_graph(cls, graph: TensorGraph, scopes: Scopes) -> Origins:
         """Record a graph before constant folding."""
         nodes = graph.nodes if scopes else {}
         return cls(
             scopes,
             {name: node.op for name, node in nodes.items()},
-            {name: tuple(map(node_of, data_inputs(node))) for name, node in nodes.items()},
+            {
+                name: tuple(map(get_node_name, list_data_inputs(node)))
+                for name, node in nodes.items()
+            },
         )
 
-    def layers(self, graph: TensorGraph) -> dict[str, tuple[Layer, ...]]:
+    def layers_by_node(self, graph: TensorGraph) -> dict[str, tuple[Layer, ...]]:
         """Return node of the simplified graph → its Keras layers, outer ones first."""
         if not self.scopes:
             return {}
         result = {}
         for name, node in graph.nodes.items():
             # TensorFlow folds the ops after a layer into the layer, and keeps the last name.
-            folded = self._preceding_layer(name, node.op) if node.op in LAYERS else None
+            folded = self._find_preceding_layer(name, node.op) if node.op in LAYERS else None
             names = [name] if folded is None else [folded, name]
             layers = dict.fromkeys(
-                layer for origin in names for layer in self._enclosing_layers(origin)
+                layer for origin in names for layer in self._find_enclosing_layers(origin)
             )
             if layers:
                 result[name] = tuple(layers)
         return result
 
-    def _enclosing_layers(self, name: str) -> Iterator[Layer]:
+    def _find_enclosing_layers(self, name: str) -> Iterator[Layer]:
         parts = name.split("/")
         for end in range(1, len(parts)):
             layer = self.scopes.get("/".join(parts[:end]))
             if layer is not None:
                 yield layer
 
-    def _preceding_layer(self, name: str, kind: str) -> str | None:
+    def _find_preceding_layer(self, name: str, kind: str) -> str | None:
         """Return the nearest layer of a kind before an op; None if the op is such a layer."""
         nodes: tuple[str, ...] = (name,)
         if self.types.get(name) in (None, kind):
@@ -420,7 +429,7 @@ def record_calls(model: tf.keras.Model, record: Callable[[Any], None]) -> Iterat
             record(inputs)
         return call(*args, **kwargs)
 
-    with _without_compilation(model), calls_wrapped([model], record_inputs):
+    with _without_compilation(model), wrap_layer_calls([model], record_inputs):
         yield
 
 

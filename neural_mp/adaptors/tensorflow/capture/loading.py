@@ -19,8 +19,12 @@ from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Shape, TensorSpec
 from neural_mp.adaptors.tensorflow.capture import keras_models, v1_saved_models
-from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
-from neural_mp.adaptors.tensorflow.capture.freeze import ConcreteFunction, frozen_graph, no_constant
+from neural_mp.adaptors.tensorflow.capture.canonicalize import canonicalize_graph
+from neural_mp.adaptors.tensorflow.capture.freeze import (
+    ConcreteFunction,
+    freeze_concrete_function,
+    unfreezable_resource_error,
+)
 from neural_mp.adaptors.tensorflow.capture.keras_models import Origins
 from neural_mp.adaptors.tensorflow.capture.source_precision import (
     in_float32,
@@ -32,9 +36,9 @@ from neural_mp.adaptors.tensorflow.graph.ops import (
     PLACEHOLDERS,
     TYPES,
     Role,
-    op_type,
-    role_of,
-    types_of,
+    get_op_properties,
+    get_op_role,
+    list_types_with,
 )
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_runnable, keep_forever
 from neural_mp.adaptors.tensorflow.graph.shape_rules import of_first
@@ -45,12 +49,12 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     TensorGraph,
     channels_first,
-    constant_shape,
-    data_inputs,
-    known_sizes,
+    get_node_name,
+    list_data_inputs,
+    list_known_sizes,
     make_node,
-    node_of,
-    plain,
+    plain_name,
+    read_constant_shape,
     without_large,
 )
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
@@ -62,7 +66,7 @@ from neural_mp.errors import (
     did_you_mean,
     one_line,
 )
-from neural_mp.util.pytree import Structure, structure_of
+from neural_mp.util.pytree import Structure, build_output_structure
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -82,7 +86,7 @@ class FrozenModel:
     scopes: keras_models.Scopes = field(default_factory=dict)
 
 
-def read(source: object, spec: InputSpec) -> FrozenModel:
+def read_frozen(source: object, spec: InputSpec) -> FrozenModel:
     """Convert a model, given as a path or an object, to a frozen graph.
 
     Names of inputs and outputs are used for graphs without them, the example for models without
@@ -95,7 +99,7 @@ def read(source: object, spec: InputSpec) -> FrozenModel:
     if isinstance(source, tf.types.experimental.GenericFunction) and not isinstance(
         source, tf.types.experimental.ConcreteFunction
     ):
-        return _from_concrete(_concrete_function(source, spec))
+        return _from_concrete(_get_concrete_function(source, spec))
     spec = spec.without_shapes(with_article(type(source).__name__))
     if isinstance(source, tf.Graph):
         return _from_graph_def(source.as_graph_def(), spec)
@@ -119,12 +123,12 @@ def _read_path(path: Path, spec: InputSpec) -> FrozenModel:
     if path.name in _SAVED_MODEL:
         path = path.parent
     if path.suffix in (".keras", ".h5", ".hdf5") and not path.is_dir():
-        return _from_keras(keras_models.load(path), spec)
+        return _from_keras(keras_models.load_keras_file(path), spec)
     spec = spec.without_shapes(repr(str(path)))
     if path.is_dir():
         return _read_saved_model(path)
     ports = (*spec.outputs, *spec.names) if spec.outputs else ()
-    graph, warnings = graph_files.read(path, ports)
+    graph, warnings = graph_files.read_graph(path, ports)
     frozen = _from_graph_def(graph, spec, str(path))
     return replace(frozen, warnings=(*warnings, *frozen.warnings))
 
@@ -139,15 +143,15 @@ def _read_saved_model(path: Path) -> FrozenModel:
         # The loader passes on any error of its parsers and restore ops.
         keep_forever(error)
         logger.debug("reading the objects of %s failed", path, exc_info=True)
-        return FrozenModel(*v1_saved_models.read(path))
+        return FrozenModel(*v1_saved_models.read_v1_model(path))
     try:
         frozen = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
     except CaptureError:
         # The loader made no functions of the signatures, or functions with other inputs.
-        return FrozenModel(*v1_saved_models.read(path))
+        return FrozenModel(*v1_saved_models.read_v1_model(path))
     if hasattr(loaded, "prune") and (_is_incomplete(frozen) or feeds_defaults(stored)):
-        return FrozenModel(*v1_saved_models.read(path))
-    defaults = declared_defaults(stored, frozen.signature.keys[0])
+        return FrozenModel(*v1_saved_models.read_v1_model(path))
+    defaults = read_declared_defaults(stored, frozen.signature.keys[0])
     return replace(frozen, signature=frozen.signature.with_defaults(defaults))
 
 
@@ -157,15 +161,15 @@ def _is_incomplete(frozen: FrozenModel) -> bool:
     Non-resource variables and lookup tables stay nodes without values. An unread input may be the
     value of a variable that the graph reads separately.
     """
-    readers = frozen.graph.consumers()
-    lost = types_of(Role.REFERENCE_VARIABLE, Role.LOOKUP_TABLE)
+    readers = frozen.graph.find_consumers()
+    lost = list_types_with(Role.REFERENCE_VARIABLE, Role.LOOKUP_TABLE)
     return any(node.op in lost for node in frozen.graph.nodes.values()) or not all(
         readers.get(port.tensor) for port in frozen.signature.inputs
     )
 
 
 def _from_keras(model: tf.keras.Layer, spec: InputSpec) -> FrozenModel:
-    with keras_models.recorded_scopes(model) as scopes:
+    with keras_models.record_layer_scopes(model) as scopes:
         function, names = keras_models.trace_function(model, spec.example, spec.shapes)
     return replace(_freeze_function(function, names), original=model, scopes=scopes)
 
@@ -183,7 +187,7 @@ def _from_signatures(loaded: Any, what: str) -> FrozenModel:
             f"path, signatures=…)"
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
-    same = _identical_signatures(signatures, key)
+    same = _find_identical_signatures(signatures, key)
     excluded = [repr(name) for name in signatures if name not in same]
     if DEFAULT_KEY not in signatures and excluded:
         raise ModelLoadError(
@@ -199,7 +203,7 @@ def _from_signatures(loaded: Any, what: str) -> FrozenModel:
     return FrozenModel(frozen.graph, signature, warnings=(warning,) if excluded else ())
 
 
-def _identical_signatures(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _find_identical_signatures(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the names of identical signatures; Keras exports every signature under two names."""
 
     def describe_signature(name: str) -> Any:
@@ -218,7 +222,7 @@ def _identical_signatures(signatures: Mapping[str, Any], key: str) -> tuple[str,
     )
 
 
-def _concrete_function(function: tf.types.experimental.GenericFunction, spec: InputSpec) -> Any:
+def _get_concrete_function(function: tf.types.experimental.GenericFunction, spec: InputSpec) -> Any:
     """Return the only function of a `tf.function`, traced with the example if necessary."""
     example = spec.example
     try:
@@ -233,7 +237,7 @@ def _concrete_function(function: tf.types.experimental.GenericFunction, spec: In
     values = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
     if spec.shapes is not None:
-        specs = keras_models.reshaped_specs(specs, spec.shapes)
+        specs = keras_models.reshape_input_specs(specs, spec.shapes)
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:
@@ -245,12 +249,14 @@ def _concrete_function(function: tf.types.experimental.GenericFunction, spec: In
 
 
 def _from_concrete(function: ConcreteFunction) -> FrozenModel:
-    return _freeze_function(function, keras_models.input_names(function.structured_input_signature))
+    return _freeze_function(
+        function, keras_models.list_input_names(function.structured_input_signature)
+    )
 
 
 def _freeze_function(function: ConcreteFunction, names: keras_models.InputNames) -> FrozenModel:
-    graph, fed, results = frozen_graph(function)
-    returns, output_names = structure_of(function.structured_outputs)
+    graph, fed, results = freeze_concrete_function(function)
+    returns, output_names = build_output_structure(function.structured_outputs)
     if len(names) != len(fed) or len(output_names) != len(results):
         raise CaptureError(
             "inputs and outputs must be dense tensors, got ragged or sparse tensors, which consist "
@@ -265,12 +271,12 @@ def _freeze_function(function: ConcreteFunction, names: keras_models.InputNames)
 
 def _spec_from_tensor(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
     dtype = np.dtype(tensor.dtype.as_numpy_dtype)
-    return TensorSpec(name, plain(tensor.name), dtype, known_sizes(tensor.shape), alias)
+    return TensorSpec(name, plain_name(tensor.name), dtype, list_known_sizes(tensor.shape), alias)
 
 
 def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -> FrozenModel:
     checked, nodes = graph_files.import_checked(graph, what), TensorGraph.from_graph_def(graph)
-    outputs = spec.outputs or graph_files.loose_ends(nodes, checked)
+    outputs = spec.outputs or graph_files.find_loose_ends(nodes, checked)
     if not outputs:
         raise ModelLoadError(f"no outputs of {what} were found; set outputs")
     warnings: tuple[str, ...] = ()
@@ -279,11 +285,11 @@ def _from_graph_def(graph: GraphDef, spec: InputSpec, what: str = "the graph") -
             f"outputs are not set; using all {len(outputs)} tensors that no node reads: "
             f"{', '.join(outputs[:6])}{', …' if len(outputs) > 6 else ''}",
         )
-    inputs = spec.names or graph_files.placeholders(nodes, outputs)
+    inputs = spec.names or graph_files.reachable_placeholders(nodes, outputs)
     graph_files.cut_at(nodes, checked, spec.names)
     fed, results = (
         tuple(
-            _spec_from_tensor(graph_files.tensor_named(checked, name, option), name)
+            _spec_from_tensor(graph_files.find_tensor_named(checked, name, option), name)
             for name in names
         )
         for option, names in (("inputs", inputs), ("outputs", outputs))
@@ -303,7 +309,7 @@ def warn_of_inner_layers(graph: TensorGraph) -> tuple[str, ...]:
     )
 
 
-def load(source: object, spec: InputSpec) -> TensorFlowModel:
+def load_model(source: object, spec: InputSpec) -> TensorFlowModel:
     """Load a model from a path, or from a TensorFlow or Keras object.
 
     Raises:
@@ -311,18 +317,18 @@ def load(source: object, spec: InputSpec) -> TensorFlowModel:
         ConfigurationError: the model has no input or output of a given name.
         DataError: the example does not fit, or is missing for a model without declared inputs.
     """
-    frozen = read(source, spec)
+    frozen = read_frozen(source, spec)
     signature, default_warnings = with_defaults(frozen.graph, frozen.signature, spec.used_names)
-    signature = signature.choosing(spec.names, spec.outputs)
-    bind_defaults(frozen.graph, set(map(node_of, signature.input_tensors)))
+    signature = signature.select_ports(spec.names, spec.outputs)
+    bind_defaults(frozen.graph, set(map(get_node_name, signature.input_tensors)))
     _refuse_state(frozen.graph, signature)
     inferred = with_inferred_shapes(frozen.graph, signature)
     signature = with_inferred_ranks(signature, inferred)
-    origins = Origins.of(frozen.graph, frozen.scopes)
+    origins = Origins.from_graph(frozen.graph, frozen.scopes)
     widened, precision_warnings = in_float32(frozen.graph, signature)
-    prepared, warnings = prepare(frozen.graph if widened is None else widened, signature)
-    original = None if widened is None else prepare(frozen.graph, signature)[0]
-    feeds, input_warnings = spec.feeds(inferred if spec.example is None else signature)
+    prepared, warnings = canonicalize_graph(frozen.graph if widened is None else widened, signature)
+    original = None if widened is None else canonicalize_graph(frozen.graph, signature)[0]
+    feeds, input_warnings = spec.make_feeds(inferred if spec.example is None else signature)
     if spec.example is None:
         check_generated(prepared, signature, feeds)
     warnings = [*precision_warnings, *warnings, *warn_of_inner_layers(prepared), *input_warnings]
@@ -334,14 +340,14 @@ def load(source: object, spec: InputSpec) -> TensorFlowModel:
             {},
             frozen.original,
             (*frozen.warnings, *default_warnings, *warnings),
-            layers=origins.layers(prepared),
+            layers=origins.layers_by_node(prepared),
             given=original,
         )
     )
 
 
 #: Ops that keep values outside of the graph.
-_STATE = types_of(
+_STATE = list_types_with(
     Role.VARIABLE,
     Role.READ,
     Role.REFERENCE_VARIABLE,
@@ -352,8 +358,8 @@ _STATE = types_of(
 
 
 def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
-    needed = graph.pruned(signature.output_tensors, signature.input_tensors)
-    fed = set(map(node_of, signature.input_tensors))
+    needed = graph.prune_unused(signature.output_tensors, signature.input_tensors)
+    fed = set(map(get_node_name, signature.input_tensors))
     for node in needed.nodes.values():
         if node.op in _STATE:
             raise ModelLoadError(
@@ -364,7 +370,7 @@ def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
         if node.op in PLACEHOLDERS and node.name not in fed:
             kind = tf.as_dtype(node.attr["dtype"].type)
             if kind in (tf.resource, tf.variant):
-                raise no_constant(node.name)
+                raise unfreezable_resource_error(node.name)
             raise ModelLoadError(
                 f"inputs must include {node.name!r}, which the outputs need, got "
                 f"{', '.join(sorted(fed)) or 'none'}"
@@ -379,9 +385,9 @@ def with_inferred_shapes(graph: TensorGraph, signature: ServedSignature) -> Serv
     """
     if all(port.shape is not None for port in signature.inputs):
         return signature
-    readers = graph.consumers()
+    readers = graph.find_consumers()
     inputs = (
-        replace(port, shape=_required_shape(graph, readers, port.tensor))
+        replace(port, shape=_find_required_shape(graph, readers, port.tensor))
         if port.shape is None
         else port
         for port in signature.inputs
@@ -414,11 +420,11 @@ def check_generated(
     unknown = [port for port in signature.inputs if port.shape is None]
     if not unknown:
         return
-    sized = graph.copy()
+    sized = graph.copy_graph()
     for tensor, array in feeds.items():
-        node = graph.nodes.get(node_of(tensor))
+        node = graph.nodes.get(get_node_name(tensor))
         if node is not None and node.op in PLACEHOLDERS:
-            shape = sized.edit(node.name).attr["shape"].shape
+            shape = sized.edit_node(node.name).attr["shape"].shape
             shape.CopyFrom(tf.TensorShape(array.shape).as_proto())
     try:
         import_runnable(without_large(sized))
@@ -430,30 +436,30 @@ def check_generated(
         ) from error
 
 
-def _required_shape(
+def _find_required_shape(
     graph: TensorGraph, readers: dict[str, list[tuple[str, int]]], tensor: str
 ) -> Shape:
     """Return the shape required by the first layer that reads a tensor; None if unknown."""
     for name, position in readers.get(tensor, ()):
         node = graph.nodes[name]
         if position == 0:
-            shape = _shape_for(graph, node)
-            keeps_shape = op_type(node).shape is of_first
-            if shape is None and (keeps_shape or role_of(node) is Role.OPTIONAL_PLACEHOLDER):
-                shape = _required_shape(graph, readers, name)
+            shape = _derive_input_shape(graph, node)
+            keeps_shape = get_op_properties(node).shape is of_first
+            if shape is None and (keeps_shape or get_op_role(node) is Role.OPTIONAL_PLACEHOLDER):
+                shape = _find_required_shape(graph, readers, name)
             if shape is not None:
                 return shape
     return None
 
 
-def _shape_for(graph: TensorGraph, node: NodeDef) -> Shape:
-    if role_of(node) not in (Role.CONVOLUTION, Role.MATRIX_PRODUCT):
+def _derive_input_shape(graph: TensorGraph, node: NodeDef) -> Shape:
+    if get_op_role(node) not in (Role.CONVOLUTION, Role.MATRIX_PRODUCT):
         return None
-    weight = _resolve_constant(graph, data_inputs(node)[1])
+    weight = _resolve_constant(graph, list_data_inputs(node)[1])
     if weight is None:
         return None
-    sizes = constant_shape(weight)
-    if role_of(node) is Role.MATRIX_PRODUCT:
+    sizes = read_constant_shape(weight)
+    if get_op_role(node) is Role.MATRIX_PRODUCT:
         columns = sizes[1 if node.attr["transpose_b"].b else 0]
         return (columns, None) if node.attr["transpose_a"].b else (None, columns)
     open_axes: list[int | None] = [None] * len(sizes)
@@ -462,9 +468,9 @@ def _shape_for(graph: TensorGraph, node: NodeDef) -> Shape:
 
 
 def _resolve_constant(graph: TensorGraph, tensor: str) -> NodeDef | None:
-    node = graph.nodes.get(node_of(tensor))
-    while node is not None and role_of(node) is Role.IDENTITY:
-        node = graph.nodes.get(node_of(node.input[0]))
+    node = graph.nodes.get(get_node_name(tensor))
+    while node is not None and get_op_role(node) is Role.IDENTITY:
+        node = graph.nodes.get(get_node_name(node.input[0]))
     return node if node is not None and node.op == CONSTANT else None
 
 
@@ -483,11 +489,11 @@ def with_defaults(
     inputs, left_out = list[TensorSpec](), list[str]()
     for port in signature.inputs:
         node = graph[port.tensor]
-        if port.default is not None and role_of(node) is Role.PLACEHOLDER:
+        if port.default is not None and get_op_role(node) is Role.PLACEHOLDER:
             constant = graph.put_constant(f"{node.name}/default", port.default)
             attributes = {key: node.attr[key] for key in ("dtype", "shape") if key in node.attr}
-            graph.add(make_node("PlaceholderWithDefault", node.name, [constant], **attributes))
-        elif role_of(node) is Role.OPTIONAL_PLACEHOLDER and port.default is None:
+            graph.add_node(make_node("PlaceholderWithDefault", node.name, [constant], **attributes))
+        elif get_op_role(node) is Role.OPTIONAL_PLACEHOLDER and port.default is None:
             value = _compute_default(graph, node)
             if value is None and not any(map(port.answers_to, named)):
                 left_out.append(port.name)
@@ -507,14 +513,14 @@ def with_defaults(
 def bind_defaults(graph: TensorGraph, fed: Collection[str]) -> None:
     """Replace inputs with defaults that are no inputs of the signature by their defaults."""
     for name, node in list(graph.nodes.items()):
-        if role_of(node) is Role.OPTIONAL_PLACEHOLDER and name not in fed:
+        if get_op_role(node) is Role.OPTIONAL_PLACEHOLDER and name not in fed:
             dtype = tf.as_dtype(node.attr["dtype"].type)
-            graph.add(make_node("Identity", name, node.input, T=dtype))
+            graph.add_node(make_node("Identity", name, node.input, T=dtype))
 
 
 def _compute_default(graph: TensorGraph, node: NodeDef) -> Array | None:
     """Return a default of numbers that are the same in every run; None for any other."""
-    part = graph.pruned([node.input[0]])
+    part = graph.prune_unused([node.input[0]])
     computed = [inner for inner in part.nodes.values() if inner.op != CONSTANT]
     if not all(inner.op not in PLACEHOLDERS and is_pure(inner) for inner in computed):
         return None
@@ -526,7 +532,7 @@ def _compute_default(graph: TensorGraph, node: NodeDef) -> Array | None:
     return value if value.dtype.kind in "biuf" and value.size <= _MAX_DEFAULT_ELEMENTS else None
 
 
-def declared_defaults(saved: saved_model_pb2.SavedModel, key: str) -> Mapping[str, Array]:
+def read_declared_defaults(saved: saved_model_pb2.SavedModel, key: str) -> Mapping[str, Array]:
     """Return input → default that a signature of a SavedModel declares."""
     definitions = (
         meta.signature_def[key] for meta in saved.meta_graphs if key in meta.signature_def
@@ -543,8 +549,8 @@ def feeds_defaults(saved: saved_model_pb2.SavedModel) -> bool:
     """Whether an input of a signature is a placeholder with a default."""
     for meta in saved.meta_graphs:
         definitions = meta.signature_def.values()
-        fed = {node_of(info.name) for d in definitions for info in d.inputs.values()}
-        names = (n.name for n in meta.graph_def.node if role_of(n) is Role.OPTIONAL_PLACEHOLDER)
+        fed = {get_node_name(info.name) for d in definitions for info in d.inputs.values()}
+        names = (n.name for n in meta.graph_def.node if get_op_role(n) is Role.OPTIONAL_PLACEHOLDER)
         if not fed.isdisjoint(names):
             return True
     return False

@@ -10,16 +10,16 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.eager import context
 
-from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of
+from neural_mp.adaptors.tensorflow.graph.ops import Role, get_op_role
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     NodeDef,
     TensorGraph,
-    copied,
-    data_inputs,
+    copy_node,
+    get_node_name,
     is_control,
+    list_data_inputs,
     make_constant,
-    node_of,
 )
 from neural_mp.errors import ModelLoadError
 
@@ -41,7 +41,7 @@ class Export:
     op: str
     types: tuple[tf.DType, ...] = ()
 
-    def put(self, handle: tf.Tensor) -> list[tf.Tensor]:
+    def export_table(self, handle: tf.Tensor) -> list[tf.Tensor]:
         """Run the op, or add it to the default graph; return its results."""
         types = dict(zip(("Tkeys", "Tvalues"), self.types, strict=False))
         outputs = getattr(tf.raw_ops, self.op)(table_handle=handle, **types)
@@ -56,7 +56,7 @@ Run = Callable[[Export], Sequence[Array]]
 _PASS_ON = (Role.ENTER, Role.SWITCH, Role.NEXT_ITERATION, Role.EXIT)
 
 
-def handles_of(
+def trace_table_handles(
     graph: TensorGraph, roots: Collection[str], *, loops: bool = False
 ) -> dict[str, str]:
     """Return node that passes on a tensor → the node of the tensor, one of the roots.
@@ -65,12 +65,12 @@ def handles_of(
     """
     handles: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        source = handles.get(node_of(node.input[0])) if node.input else None
-        role = role_of(node)
+        source = handles.get(get_node_name(node.input[0])) if node.input else None
+        role = get_op_role(node)
         passes = role is Role.IDENTITY
         if loops and "T" in node.attr and node.attr["T"].type == types_pb2.DT_RESOURCE:
             following = graph[node.input[1]] if role is Role.MERGE else node
-            passes = passes or role in _PASS_ON or role_of(following) is Role.NEXT_ITERATION
+            passes = passes or role in _PASS_ON or get_op_role(following) is Role.NEXT_ITERATION
         if name in roots:
             handles[name] = name
         elif source is not None and passes:
@@ -89,14 +89,14 @@ def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> b
     contents: dict[Export, tuple[Array, Array]] = {}
     replaced = False
     for node in list(graph.nodes.values()):
-        if role_of(node) not in (Role.LOOKUP, Role.LOOKUP_SIZE):
+        if get_op_role(node) not in (Role.LOOKUP, Role.LOOKUP_SIZE):
             continue
-        handle = handles.get(node_of(node.input[0]))
+        handle = handles.get(get_node_name(node.input[0]))
         if handle is None:
             continue
         replaced = True
-        if role_of(node) is Role.LOOKUP_SIZE:
-            graph.add(
+        if get_op_role(node) is Role.LOOKUP_SIZE:
+            graph.add_node(
                 make_constant(node.name, *_export_entries(node, run, Export(handle, node.op)))
             )
             continue
@@ -146,20 +146,20 @@ def _replace_lookup(
             results = _look_up_numbers(flat, default, keys, values)
         shape = tf.concat([tf.shape(query), values.shape[1:]], 0)
         tf.identity(tf.reshape(results, shape), name="result")
-    _, query_of, default_of = data_inputs(node)
+    _, query_of, default_of = list_data_inputs(node)
     names = {"query": query_of, "default": default_of, "result": node.name}
     for inner in part.as_graph_def().node:
-        names.setdefault(inner.name, graph.unused(f"{node.name}/{inner.name}"))
+        names.setdefault(inner.name, graph.unused_name(f"{node.name}/{inner.name}"))
     for inner in part.as_graph_def().node:
-        if role_of(inner) is Role.PLACEHOLDER:
+        if get_op_role(inner) is Role.PLACEHOLDER:
             continue
-        written = copied(inner, names[inner.name])
+        written = copy_node(inner, names[inner.name])
         for position, tensor in enumerate(inner.input):
             source, colon, index = tensor.partition(":")
             written.input[position] = f"{names[source]}{colon}{index}"
         if inner.name == "result":
             written.input.extend(filter(is_control, node.input))
-        graph.add(written)
+        graph.add_node(written)
 
 
 def _look_up_numbers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
@@ -178,7 +178,7 @@ def _values_or_default(
     return tf.where(known, tf.gather(values, indices), default)
 
 
-def _bucket_keys(keys: Array) -> Array:
+def _arrange_bucket_keys(keys: Array) -> Array:
     """Return the positions of the keys in each bucket, padded with the number of keys."""
     count = _BUCKETS_PER_KEY * len(keys)
     with context.eager_mode():  # also within a graph of TensorFlow 1
@@ -192,7 +192,7 @@ def _bucket_keys(keys: Array) -> Array:
 
 
 def _look_up_strings(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
-    buckets = _bucket_keys(keys)
+    buckets = _arrange_bucket_keys(keys)
     candidates = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
     same = tf.equal(tf.gather(np.append(keys, b""), candidates), query[:, tf.newaxis])
     same &= candidates < len(keys)

@@ -19,29 +19,29 @@ import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.tensorflow.capture.canonicalize import prepare
+from neural_mp.adaptors.tensorflow.capture.canonicalize import canonicalize_graph
 from neural_mp.adaptors.tensorflow.graph.control_flow import with_functions_of_its_own
-from neural_mp.adaptors.tensorflow.graph.fusion import never_negative
-from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, Trait, has_trait, role_of
+from neural_mp.adaptors.tensorflow.graph.fusion import find_nonnegative_nodes
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, Trait, get_op_role, has_trait
 from neural_mp.adaptors.tensorflow.graph.runtime import import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     FunctionDefLibrary,
     NodeDef,
     TensorGraph,
-    copied,
-    data_inputs,
+    copy_node,
+    get_node_name,
+    list_data_inputs,
+    list_result_dtypes,
     make_constant,
     make_node,
-    node_of,
-    plain,
-    result_dtypes,
+    plain_name,
     without_large,
 )
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
-from neural_mp.util.pytree import float_arrays
+from neural_mp.util.pytree import list_float_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,18 @@ def in_float32(
     Inputs and outputs keep their types. None without 16-bit floats, or if the graph cannot be
     re-declared; a warning then gives the reason.
     """
-    needed = graph.pruned(signature.output_tensors, signature.input_tensors)
+    needed = graph.prune_unused(signature.output_tensors, signature.input_tensors)
     names = sorted(
-        {_16_BITS[kind].name for node in _all_nodes(needed) for kind in _half_types(node)}
+        {
+            _16_BITS[kind].name
+            for node in _iterate_all_nodes(needed)
+            for kind in _iterate_half_types(node)
+        }
     )
     if not names:
         return None, []
     dtypes = " and ".join(names)
-    reason = _widening_obstacle(needed, signature)
+    reason = _find_widening_obstacle(needed, signature)
     if reason is None:
         rewritten = with_functions_of_its_own(_widen_graph(needed, signature))
         try:
@@ -80,53 +84,55 @@ def in_float32(
     return None, [f"ops in {dtypes} stay as they are and get no INT8: {reason}"]
 
 
-def _all_nodes(graph: TensorGraph) -> Iterator[NodeDef]:
+def _iterate_all_nodes(graph: TensorGraph) -> Iterator[NodeDef]:
     return chain(graph.nodes.values(), *(f.node_def for f in graph.library.function))
 
 
-def _half_types(node: NodeDef) -> Iterator[int]:
+def _iterate_half_types(node: NodeDef) -> Iterator[int]:
     for value in node.attr.values():
         yield from (kind for kind in (value.type, *value.list.type) if kind in _16_BITS)
 
 
-def _widening_obstacle(graph: TensorGraph, signature: ServedSignature) -> str | None:
-    for node in _all_nodes(graph):
-        if has_trait(node, Trait.READS_BITS) and any(_half_types(node)):
+def _find_widening_obstacle(graph: TensorGraph, signature: ServedSignature) -> str | None:
+    for node in _iterate_all_nodes(graph):
+        if has_trait(node, Trait.READS_BITS) and any(_iterate_half_types(node)):
             return f"{node.name!r} ({node.op}) reads the bits of floats"
-    fed = set(map(node_of, signature.input_tensors))
+    fed = set(map(get_node_name, signature.input_tensors))
     for tensor in signature.output_tensors:
-        kinds = result_dtypes(graph[tensor])
+        kinds = list_result_dtypes(graph[tensor])
         halves = [kind for kind in kinds if kind.as_datatype_enum in _16_BITS]
-        if halves and (len(kinds) > 1 or node_of(tensor) in fed):
+        if halves and (len(kinds) > 1 or get_node_name(tensor) in fed):
             return f"the output {tensor!r} is an input, or one of several results of an op"
     return None
 
 
 def _widen_graph(graph: TensorGraph, signature: ServedSignature) -> TensorGraph:
     """Return the graph in float32, with casts at inputs and outputs in 16 bits."""
-    ends = dict.fromkeys(map(node_of, signature.output_tensors))
+    ends = dict.fromkeys(map(get_node_name, signature.output_tensors))
     halves = {name: kind for name in ends if (kind := _half_result_type(graph.nodes[name]))}
-    inner = {name: graph.unused(f"{name}/float32") for name in halves}
-    graph = graph.renamed(inner)
-    fed = set(map(node_of, signature.input_tensors))
+    inner = {name: graph.unused_name(f"{name}/float32") for name in halves}
+    graph = graph.rename_nodes(inner)
+    fed = set(map(get_node_name, signature.input_tensors))
     rewritten = TensorGraph(
         {name: node if name in fed else _widen_node(node) for name, node in graph.nodes.items()},
         graph.versions,
         FunctionDefLibrary(function=map(_widen_function, graph.library.function)),
     )
     for name, kind in halves.items():
-        rewritten.add(_make_cast(name, inner[name], tf.float32, kind))
+        rewritten.add_node(_make_cast(name, inner[name], tf.float32, kind))
     starts = {name: kind for name in fed if (kind := _half_result_type(rewritten.nodes[name]))}
     casts = {
-        name: rewritten.add(_make_cast(rewritten.unused(f"{name}/float32"), name, kind, tf.float32))
+        name: rewritten.add_node(
+            _make_cast(rewritten.unused_name(f"{name}/float32"), name, kind, tf.float32)
+        )
         for name, kind in starts.items()
     }
-    rewritten.redirect(casts, unless=casts.values())
+    rewritten.redirect_readers(casts, unless=casts.values())
     return rewritten
 
 
 def _half_result_type(node: NodeDef) -> tf.DType | None:
-    kinds = result_dtypes(node)
+    kinds = list_result_dtypes(node)
     return kinds[0] if kinds and kinds[0].as_datatype_enum in _16_BITS else None
 
 
@@ -135,14 +141,14 @@ def _make_cast(name: str, source: str, source_type: tf.DType, target_type: tf.DT
 
 
 def _widen_node(node: NodeDef) -> NodeDef:
-    if not any(_half_types(node)):
+    if not any(_iterate_half_types(node)):
         return node
     if node.op == CONSTANT:
         value = tf.make_ndarray(node.attr["value"].tensor).astype("float32")
         constant = make_constant(node.name, value)
         constant.input[:] = node.input
         return constant
-    widened = copied(node)
+    widened = copy_node(node)
     for value in widened.attr.values():
         # An assignment to one kind of value would clear another.
         if value.type in _16_BITS:
@@ -180,7 +186,7 @@ def without_fake_quantization(model: TensorFlowModel) -> TensorFlowModel:
     graph, ranges = _extract_ranges(model)
     if not ranges:
         return model
-    graph, _ = prepare(graph, model.signature)
+    graph, _ = canonicalize_graph(graph, model.signature)
     floats = replace(model, graph=graph, given=model.source, source_ranges=ranges)
     try:
         is_close = _largest_output_nsr(model, replace(floats, given=None)) <= _MAX_SOURCE_NSR
@@ -200,37 +206,41 @@ def _extract_ranges(model: TensorFlowModel) -> tuple[TensorGraph, dict[str, Rang
     Behind the last layers, no integer kernel rounds and clips in its place.
     """
     layers = [name for name, node in model.graph.nodes.items() if node.op in LAYERS]
-    upstream = model.graph.pruned(layers)
-    graph, spans = model.graph.copy(), dict[str, Range]()
+    upstream = model.graph.prune_unused(layers)
+    graph, spans = model.graph.copy_graph(), dict[str, Range]()
     for name, node in list(graph.nodes.items()):
-        span = _declared_range(graph, node)
+        span = _read_declared_range(graph, node)
         is_removed = name in upstream and name not in model.output_nodes
         if span is None or not is_removed or graph.is_constant(node.input[0]):
             continue
         spans[name] = span
         # A range from 0 on may have taken the place of a Relu.
         op = "Relu" if span[0] == 0 else "Identity"
-        graph.add(make_node(op, name, node.input[:1], T=tf.float32))
-    non_negative, replaced, ranges = never_negative(graph), dict[str, str](), dict[str, Range]()
+        graph.add_node(make_node(op, name, node.input[:1], T=tf.float32))
+    non_negative, replaced, ranges = (
+        find_nonnegative_nodes(graph),
+        dict[str, str](),
+        dict[str, Range](),
+    )
     for name, span in spans.items():
-        source = plain(graph.nodes[name].input[0])
+        source = plain_name(graph.nodes[name].input[0])
         source = replaced.get(source, source)
-        if role_of(graph.nodes[name]) is Role.IDENTITY or source in non_negative:
+        if get_op_role(graph.nodes[name]) is Role.IDENTITY or source in non_negative:
             replaced[name] = source
         low, high = ranges.get(replaced.get(name, name), span)
         ranges[replaced.get(name, name)] = min(low, span[0]), max(high, span[1])
-    graph.redirect(replaced)
+    graph.redirect_readers(replaced)
     return graph, ranges
 
 
-def _declared_range(graph: TensorGraph, node: NodeDef) -> Range | None:
+def _read_declared_range(graph: TensorGraph, node: NodeDef) -> Range | None:
     """Return the range of a node for fake quantization; None for others."""
-    if role_of(node) is not Role.FAKE_QUANTIZATION:
+    if get_op_role(node) is not Role.FAKE_QUANTIZATION:
         return None
-    if len(data_inputs(node)) == 1:
+    if len(list_data_inputs(node)) == 1:
         low, high = node.attr["min"].f, node.attr["max"].f
     else:
-        limits = [graph.constant(tensor) for tensor in node.input[1:3]]
+        limits = [graph.find_constant(tensor) for tensor in node.input[1:3]]
         if limits[0] is None or limits[1] is None:
             return None
         low, high = (float(limit) for limit in limits if limit is not None)
@@ -246,7 +256,9 @@ def _declared_range(graph: TensorGraph, node: NodeDef) -> Range | None:
 
 
 def _largest_output_nsr(given: TensorFlowModel, floats: TensorFlowModel) -> float:
-    pairs = zip(*(float_arrays(model.run(model.example)) for model in (given, floats)), strict=True)
+    pairs = zip(
+        *(list_float_arrays(model.run(model.example)) for model in (given, floats)), strict=True
+    )
     ratios = []
     for expected, actual in pairs:
         error, signal = np.square(actual - expected).sum(), np.square(expected).sum()

@@ -14,20 +14,24 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.signatures.signature import TensorSpec
-from neural_mp.adaptors.tensorflow.capture.lookup_tables import Export, freeze_tables, handles_of
+from neural_mp.adaptors.tensorflow.capture.lookup_tables import (
+    Export,
+    freeze_tables,
+    trace_table_handles,
+)
 from neural_mp.adaptors.tensorflow.files.graph_checks import check_saved_model
-from neural_mp.adaptors.tensorflow.files.graph_files import UNREADABLE, parse
-from neural_mp.adaptors.tensorflow.graph.ops import Role, role_of, types_of
-from neural_mp.adaptors.tensorflow.graph.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.files.graph_files import UNREADABLE, parse_message
+from neural_mp.adaptors.tensorflow.graph.ops import Role, get_op_role, list_types_with
+from neural_mp.adaptors.tensorflow.graph.runtime import run_offline_passes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     GraphDef,
     TensorGraph,
-    known_sizes,
+    get_node_name,
+    get_output_index,
+    list_known_sizes,
     make_node,
-    node_of,
-    output_of,
-    plain,
+    plain_name,
 )
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
 from neural_mp.errors import ModelLoadError, one_line
@@ -36,18 +40,18 @@ from neural_mp.util.pytree import Structure
 #: Tag of graphs for inference.
 SERVE = "serve"
 #: Ops that return the value of a resource variable.
-_READS = types_of(Role.READ)
+_READS = list_types_with(Role.READ)
 
 
-def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
+def read_v1_model(path: Path) -> tuple[TensorGraph, ServedSignature]:
     """Return the frozen graph of a SavedModel, and its signature.
 
     Raises:
         ModelLoadError: there are several graphs or signatures without a default, or the variables
             cannot be restored.
     """
-    meta = _chosen_graph(path, parse_checked(path, session=True).meta_graphs)
-    key = _chosen_signature(path, meta.signature_def)
+    meta = _choose_meta_graph(path, parse_checked(path, session=True).meta_graphs)
+    key = _choose_graph_signature(path, meta.signature_def)
     signature = meta.signature_def[key]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         try:
@@ -84,7 +88,7 @@ def parse_checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
     binary = path / "saved_model.pb"
     file = binary if binary.is_file() else binary.with_suffix(".pbtxt")
     try:
-        parse(file, proto)
+        parse_message(file, proto)
     except UNREADABLE as error:
         raise ModelLoadError(
             f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}"
@@ -93,7 +97,7 @@ def parse_checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
     return proto
 
 
-def _chosen_graph(
+def _choose_meta_graph(
     path: Path, graphs: Sequence[meta_graph_pb2.MetaGraphDef]
 ) -> meta_graph_pb2.MetaGraphDef:
     if not graphs:
@@ -110,7 +114,9 @@ def _chosen_graph(
     )
 
 
-def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.SignatureDef]) -> str:
+def _choose_graph_signature(
+    path: Path, signatures: Mapping[str, meta_graph_pb2.SignatureDef]
+) -> str:
     # Names of initialization signatures start with two underscores.
     keys = [key for key in signatures if not key.startswith("__") and signatures[key].outputs]
     if DEFAULT_KEY in keys:
@@ -128,12 +134,12 @@ def _freeze_signature(
 ) -> GraphDef:
     """Return the subgraph between the ports of a signature, with variables as constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
-    outputs = [node_of(info.name) for info in signature.outputs.values()]
+    outputs = [get_node_name(info.name) for info in signature.outputs.values()]
     for _, info in sorted(signature.inputs.items()):
         _replace_with_placeholder(nodes, graph, info, outputs)
-    inputs = [node_of(info.name) for info in signature.inputs.values()]
-    needed = nodes.pruned(outputs, inputs)
-    if Role.LOOKUP_TABLE in map(role_of, needed.nodes.values()):
+    inputs = [get_node_name(info.name) for info in signature.inputs.values()]
+    needed = nodes.prune_unused(outputs, inputs)
+    if Role.LOOKUP_TABLE in map(get_op_role, needed.nodes.values()):
         needed = _with_frozen_tables(needed, session, graph, inputs, outputs)
     return tf.compat.v1.graph_util.convert_variables_to_constants(
         session, needed.to_graph_def(), sorted({*outputs, *inputs})
@@ -147,19 +153,21 @@ def _with_frozen_tables(
     inputs: Sequence[str],
     outputs: Sequence[str],
 ) -> TensorGraph:
-    inlined = offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
-    tensor_graph = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
+    inlined = run_offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
+    tensor_graph = TensorGraph.from_graph_def(inlined).prune_unused(outputs, inputs)
     tables = [
-        name for name, node in tensor_graph.nodes.items() if role_of(node) is Role.LOOKUP_TABLE
+        name for name, node in tensor_graph.nodes.items() if get_op_role(node) is Role.LOOKUP_TABLE
     ]
 
     def export_arrays(export: Export) -> list[Array]:
         with graph.as_default():
-            tensors = export.put(graph.get_tensor_by_name(f"{export.handle}:0"))
+            tensors = export.export_table(graph.get_tensor_by_name(f"{export.handle}:0"))
         return [np.asarray(array) for array in session.run(tensors)]
 
-    freeze_tables(tensor_graph, handles_of(tensor_graph, tables, loops=True), export_arrays)
-    return tensor_graph.pruned(outputs, inputs)
+    freeze_tables(
+        tensor_graph, trace_table_handles(tensor_graph, tables, loops=True), export_arrays
+    )
+    return tensor_graph.prune_unused(outputs, inputs)
 
 
 def _replace_with_placeholder(
@@ -170,23 +178,23 @@ def _replace_with_placeholder(
     A resource variable is read separately for each use, so a signature may name a read that no
     output needs. The value of the variable is meant: all reads return the fed value.
     """
-    name, tensor = node_of(info.name), graph.get_tensor_by_name(info.name)
-    if output_of(info.name) or len(tensor.op.outputs) > 1:
+    name, tensor = get_node_name(info.name), graph.get_tensor_by_name(info.name)
+    if get_output_index(info.name) or len(tensor.op.outputs) > 1:
         raise ModelLoadError(
             f"inputs must be results of ops with one result, got {info.name!r}, one of several"
         )
-    if role_of(nodes.nodes[name]) is Role.OPTIONAL_PLACEHOLDER:
+    if get_op_role(nodes.nodes[name]) is Role.OPTIONAL_PLACEHOLDER:
         return
     dtype = tf.as_dtype(info.dtype).base_dtype
     shape = tf.TensorShape(info.tensor_shape)
-    nodes.add(make_node("Placeholder", name, dtype=dtype, shape=shape))
+    nodes.add_node(make_node("Placeholder", name, dtype=dtype, shape=shape))
     variable = tensor if tensor.dtype is tf.resource else None
-    if tensor.op.type in _READS and name not in nodes.pruned(outputs):
+    if tensor.op.type in _READS and name not in nodes.prune_unused(outputs):
         (variable,) = tensor.op.inputs
     if variable is not None:
         for reader in variable.consumers():
             if reader.type in _READS and reader.name != name:
-                nodes.add(make_node("Identity", reader.name, [name], T=dtype))
+                nodes.add_node(make_node("Identity", reader.name, [name], T=dtype))
 
 
 def _spec_from_info(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:
@@ -194,4 +202,6 @@ def _spec_from_info(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo)
     shape = tf.TensorShape(info.tensor_shape)
     if not info.HasField("tensor_shape"):
         shape = graph.get_tensor_by_name(info.name).shape
-    return TensorSpec(name, plain(info.name), np.dtype(dtype.as_numpy_dtype), known_sizes(shape))
+    return TensorSpec(
+        name, plain_name(info.name), np.dtype(dtype.as_numpy_dtype), list_known_sizes(shape)
+    )

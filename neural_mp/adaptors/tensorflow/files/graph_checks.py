@@ -26,15 +26,18 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.graph.control_flow import called_functions, reachable_parts
-from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, PLACEHOLDERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.control_flow import (
+    find_reachable_parts,
+    iterate_called_functions,
+)
+from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, PLACEHOLDERS, Role, get_op_role
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     GraphDef,
     NodeDef,
-    constant_shape,
+    get_node_name,
     is_control,
-    node_of,
+    read_constant_shape,
 )
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.errors import ModelLoadError
@@ -46,7 +49,7 @@ from neural_mp.io.limits import (
     MAX_TENSOR_RANK,
     is_trusted,
 )
-from neural_mp.util.validators import key_words, preview
+from neural_mp.util.validators import format_path_key, preview_value
 
 #: Reason for refusal → ops with this effect, although TensorFlow marks the ops as stateless.
 _HARMFUL = {
@@ -116,13 +119,14 @@ class UnsafeOp:
     node: NodeDef
     where: str = ""
 
-    def refusal(self, what: str) -> ModelLoadError:
+    def refusal_error(self, what: str) -> ModelLoadError:
         """Return the error that refuses the graph, described by `what`."""
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
             f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
-            f"op {self.node.op!r}, which {_refusal_reason(self.node.op) or _UNKNOWN}. Export the "
-            f"model without this op; or, if you trust the op in this file, allow it with --trust "
+            f"op {self.node.op!r}, which {_find_refusal_reason(self.node.op) or _UNKNOWN}. Export "
+            "the model without this op; or, if you trust the op in this file, allow it with "
+            "--trust "
             f"{self.node.op} or trust=({self.node.op!r},)"
         )
 
@@ -140,12 +144,12 @@ def is_harmless(node: NodeDef) -> bool:
         return _STREAMS.fullmatch(stream) is not None
     if op in ("Copy", "CopyHost"):
         return not node.attr["debug_ops_spec"].list.s
-    return _harmless_op(op)
+    return _is_harmless_op(op)
 
 
 @cache
-def _harmless_op(op: str) -> bool:
-    if _refusal_reason(op) is not None:
+def _is_harmless_op(op: str) -> bool:
+    if _find_refusal_reason(op) is not None:
         return False
     definition = op_def_registry.get(op)
     if definition is None or not definition.is_stateful:
@@ -153,7 +157,7 @@ def _harmless_op(op: str) -> bool:
     return _IN_MEMORY.fullmatch(op) is not None
 
 
-def _refusal_reason(op: str) -> str | None:
+def _find_refusal_reason(op: str) -> str | None:
     """Return the reason for refusing an op that TensorFlow marks as stateless, if there is one."""
     return next((reason for reason, ops in _HARMFUL.items() if ops.fullmatch(op)), None)
 
@@ -167,8 +171,8 @@ def check_graph(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
     """
-    for op in unsafe_ops(graph):
-        raise op.refusal(what)
+    for op in iterate_unsafe_ops(graph):
+        raise op.refusal_error(what)
     check_nodes(graph, what)
 
 
@@ -179,18 +183,18 @@ def check_nodes(graph: GraphDef, what: str) -> None:
         ModelLoadError: a node has such a fault.
     """
     library = graph.library.function
-    functions = ((f.node_def, f" of function {preview(f.signature.name)}") for f in library)
+    functions = ((f.node_def, f" of function {preview_value(f.signature.name)}") for f in library)
     for nodes, where in ((graph.node, ""), *functions):
         by_name = {node.name: node for node in nodes}
         for node in by_name.values():
             for fault in _faults_of_node(by_name, node):
                 raise ModelLoadError(
-                    f"{what} is refused: node {preview(node.name)}{where} ({key_words(node.op)}) "
-                    f"is malformed: {fault}. Export the model again"
+                    f"{what} is refused: node {preview_value(node.name)}{where} "
+                    f"({format_path_key(node.op)}) is malformed: {fault}. Export the model again"
                 )
 
 
-def unsafe_ops(graph: GraphDef) -> Iterator[UnsafeOp]:
+def iterate_unsafe_ops(graph: GraphDef) -> Iterator[UnsafeOp]:
     """Yield all nodes of a graph and its functions that do more than compute."""
     for node in graph.node:
         yield from _of_node(node, "")
@@ -203,8 +207,8 @@ def _of_node(node: NodeDef, where: str) -> Iterator[UnsafeOp]:
     if not is_harmless(node):
         yield UnsafeOp(node, where)
     # An op name is accepted in place of a function name, too.
-    for name in called_functions(node):
-        if name != node.op and not (is_trusted(name) or _harmless_op(name)):
+    for name in iterate_called_functions(node):
+        if name != node.op and not (is_trusted(name) or _is_harmless_op(name)):
             yield UnsafeOp(NodeDef(name=node.name, op=name), where)
 
 
@@ -230,9 +234,9 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
         what = f"the SavedModel {str(file.parent)!r}"
-        ops = list(unsafe_ops(meta.graph_def))
+        ops = list(iterate_unsafe_ops(meta.graph_def))
         if ops:
-            paths = {node_of(asset.tensor_info.name) for asset in assets}
+            paths = {get_node_name(asset.tensor_info.name) for asset in assets}
             _check_ops(meta, ops, what, paths, session)
         check_nodes(meta.graph_def, what)
         if session:
@@ -247,11 +251,11 @@ def _check_calls(graph: GraphDef, what: str) -> None:
     """
     defined = {function.signature.name for function in graph.library.function}
     for node in graph.node:
-        for name in called_functions(node):
+        for name in iterate_called_functions(node):
             if name != node.op and name not in defined and op_def_registry.get(name) is None:
                 raise ModelLoadError(
-                    f"{what} is refused: node {preview(node.name)} calls the function "
-                    f"{preview(name)}, which the file does not contain. Save the model again"
+                    f"{what} is refused: node {preview_value(node.name)} calls the function "
+                    f"{preview_value(name)}, which the file does not contain. Save the model again"
                 )
 
 
@@ -285,14 +289,14 @@ def _check_ops(
     session: bool,
 ) -> None:
     results = (info for s in meta.signature_def.values() for info in s.outputs.values())
-    outputs = [node_of(name) for info in results for name in _component_tensors(info)]
+    outputs = [get_node_name(name) for info in results for name in _iterate_component_tensors(info)]
     present = [key for key in _FIRST if key in meta.collection_def]
     first = [name for key in present for name in meta.collection_def[key].node_list.value]
-    computed = reachable_parts(meta.graph_def, outputs)
+    computed = find_reachable_parts(meta.graph_def, outputs)
     # Loading objects does not run the functions that save and restore them.
     functions = meta.object_graph_def.concrete_functions
-    run = reachable_parts(meta.graph_def, [*outputs, *first], functions)
-    restored = reachable_parts(meta.graph_def, [meta.saver_def.restore_op_name])
+    run = find_reachable_parts(meta.graph_def, [*outputs, *first], functions)
+    restored = find_reachable_parts(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in ops:
         if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
             fine = not session and _reads_bound_asset(meta, item)
@@ -305,7 +309,7 @@ def _check_ops(
             restores = _RESTORES.fullmatch(item.node.op) is not None
             fine = restores and not _is_reached(item, run)
         if not fine:
-            raise item.refusal(what)
+            raise item.refusal_error(what)
 
 
 def _is_reached(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
@@ -313,20 +317,20 @@ def _is_reached(op: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     return op.where in functions if op.where else op.node.name in nodes
 
 
-def _component_tensors(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
+def _iterate_component_tensors(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
     sparse = info.coo_sparse
     yield from (info.name, sparse.values_tensor_name, sparse.indices_tensor_name)
     yield sparse.dense_shape_tensor_name
     for component in info.composite_tensor.components:
-        yield from _component_tensors(component)
+        yield from _iterate_component_tensors(component)
 
 
 def _reads_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp, assets: set[str]) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
-    name = node_of(op.node.input[1]) if len(op.node.input) > 1 else ""
-    while name in nodes and name not in assets and role_of(nodes[name]) is Role.IDENTITY:
-        name = node_of(nodes[name].input[0])
+    name = get_node_name(op.node.input[1]) if len(op.node.input) > 1 else ""
+    while name in nodes and name not in assets and get_op_role(nodes[name]) is Role.IDENTITY:
+        name = get_node_name(nodes[name].input[0])
     return name in assets
 
 
@@ -337,7 +341,7 @@ def _reads_bound_asset(meta: meta_graph_pb2.MetaGraphDef, op: UnsafeOp) -> bool:
         return False
     (function,) = (f for f in meta.graph_def.library.function if f.signature.name == op.where)
     arguments = {argument.name for argument in function.signature.input_arg}
-    named = len(op.node.input) > 1 and node_of(op.node.input[1]) in arguments
+    named = len(op.node.input) > 1 and get_node_name(op.node.input[1]) in arguments
     bound = objects.concrete_functions[op.where].bound_inputs
     kinds = [objects.nodes[i].WhichOneof("kind") if i < len(objects.nodes) else None for i in bound]
     return named and len(bound) == len(arguments) and set(kinds) <= set(_HANDED)
@@ -348,7 +352,9 @@ def _has_callers(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
     library = meta.graph_def.library
     if any(gradient.gradient_func == name for gradient in library.gradient):
         return True
-    return any(name in called_functions(node) for f in library.function for node in f.node_def)
+    return any(
+        name in iterate_called_functions(node) for f in library.function for node in f.node_def
+    )
 
 
 #: Element types of tensors, references included.
@@ -386,9 +392,9 @@ def _faults_of_node(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str
         yield from _faults_of_kernel(node)
     if node.op == "SplitV":
         sizes = _resolve_constant(nodes, node, 1)
-        if sizes is not None and len(constant_shape(sizes)) != 1:
+        if sizes is not None and len(read_constant_shape(sizes)) != 1:
             yield "its sizes must be a vector"
-    if role_of(node) is Role.GATHER and "batch_dims" in node.attr and node.attr["batch_dims"].i:
+    if get_op_role(node) is Role.GATHER and "batch_dims" in node.attr and node.attr["batch_dims"].i:
         yield from _faults_of_batch_axes(nodes, node)
 
 
@@ -411,20 +417,20 @@ def _faults_of_batch_axes(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterat
     if _resolve_constant(nodes, node, 2) is None:
         yield "its axis must be constant, since it has batch axes"
     for position, least in ((0, axes + 1), (1, axes)):
-        rank = _known_rank(nodes, node, position)
+        rank = _find_known_rank(nodes, node, position)
         if rank is not None and rank < least:
             yield f"its input {position} must have at least {least} axes, got {rank}"
 
 
-def _known_rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
+def _find_known_rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
     """Return the number of axes of an input that is a constant or a placeholder; None if unknown.
 
     The axes of computed inputs are only known after reading the graph.
     """
     constant = _resolve_constant(nodes, node, position)
     if constant is not None:
-        return len(constant_shape(constant))
-    source = nodes.get(node_of(node.input[position])) if position < len(node.input) else None
+        return len(read_constant_shape(constant))
+    source = nodes.get(get_node_name(node.input[position])) if position < len(node.input) else None
     if source is None or source.op not in PLACEHOLDERS or "shape" not in source.attr:
         return None
     shape = source.attr["shape"].shape
@@ -516,11 +522,11 @@ def _resolve_constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int
     """Return the constant that is an input of a node, directly or by Identities; None if none."""
     visited = set()
     while position < len(node.input):
-        source = nodes.get(node_of(node.input[position]))
+        source = nodes.get(get_node_name(node.input[position]))
         if (
             source is None
             or source.name in visited
-            or (source.op != CONSTANT and role_of(source) is not Role.IDENTITY)
+            or (source.op != CONSTANT and get_op_role(source) is not Role.IDENTITY)
         ):
             return None
         if source.op == CONSTANT:

@@ -16,9 +16,9 @@ from tensorflow.python.framework import function_def_to_graph
 from neural_mp.adaptors.common.named_graphs.model_metadata import (
     CONVERTED,
     LATER,
-    details_of,
+    collect_model_details,
     read_details,
-    restored_example,
+    restore_example_inputs,
     write_details,
 )
 from neural_mp.adaptors.common.signatures.boundary import Boundary
@@ -29,23 +29,23 @@ from neural_mp.adaptors.tensorflow.graph.ops import (
     CONTROL_FLOW,
     PLACEHOLDERS,
     Role,
-    role_of,
-    types_of,
+    get_op_role,
+    list_types_with,
 )
 from neural_mp.adaptors.tensorflow.graph.runtime import import_graph, import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     GraphDef,
     TensorGraph,
-    data_inputs,
-    indexed,
+    get_node_name,
+    indexed_name,
+    list_data_inputs,
     make_node,
-    node_of,
     without_large,
 )
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError, did_you_mean
-from neural_mp.util.validators import mapping_of, preview, record, string
+from neural_mp.util.validators import mapping_of, preview_value, record, string
 
 #: Suffixes of graph files.
 SUFFIXES = (".pb", ".pbtxt")
@@ -55,12 +55,12 @@ UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, 
 _NO_OUTPUTS = {
     CONSTANT,
     *PLACEHOLDERS,
-    *types_of(Role.NOTHING, Role.CHECK),
-    *CONTROL_FLOW.difference(types_of(Role.MERGE, Role.EXIT)),
+    *list_types_with(Role.NOTHING, Role.CHECK),
+    *CONTROL_FLOW.difference(list_types_with(Role.MERGE, Role.EXIT)),
 }
 
 
-def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
+def read_graph(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
     """Return the graph in a `.pb` or `.pbtxt` file without unreachable nodes, and warnings.
 
     `ports` are the names of the outputs and inputs if the user named the outputs.
@@ -75,7 +75,7 @@ def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
         )
     graph = GraphDef()
     try:
-        parse(path, graph)
+        parse_message(path, graph)
     except UNREADABLE as error:
         raise ModelLoadError(
             f"{str(path)!r} is not a graph file, or damaged: {str(error).splitlines()[0]}"
@@ -94,7 +94,7 @@ def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
     ]
 
 
-def parse(path: Path, message: Message) -> None:
+def parse_message(path: Path, message: Message) -> None:
     """Parse a file into a message: binary if its name ends in `.pb`, else text.
 
     Raises:
@@ -108,7 +108,7 @@ def parse(path: Path, message: Message) -> None:
         message.ParseFromString(message.SerializeToString())
 
 
-def write(graph: GraphDef, path: Path) -> None:
+def write_graph(graph: GraphDef, path: Path) -> None:
     """Write a graph as `.pb` or `.pbtxt`, depending on the file name."""
     if path.suffix == ".pbtxt":
         path.write_text(text_format.MessageToString(graph), encoding="utf-8")
@@ -137,40 +137,44 @@ def import_checked(graph: GraphDef, what: str) -> tf.Graph:
     return loaded
 
 
-def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
+def find_tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
     """Return a tensor of a graph by its name, with or without `:0`.
 
     Raises:
         ConfigurationError: the graph has no such tensor.
     """
     try:
-        return graph.get_tensor_by_name(indexed(name))
+        return graph.get_tensor_by_name(indexed_name(name))
     except (KeyError, ValueError):
         names = [o.name for o in graph.get_operations() if o.type != CONSTANT and o.outputs]
         raise ConfigurationError(
             f"{option} names {name!r}, which is not a tensor of the graph"
-            f"{did_you_mean(node_of(name), names)}"
+            f"{did_you_mean(get_node_name(name), names)}"
         ) from None
 
 
-def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
+def find_loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
     """Return the nodes with unread results: the outputs of a graph that names none."""
-    read_by_others = {node_of(t) for node in graph.nodes.values() for t in data_inputs(node)}
+    read_by_others = {
+        get_node_name(t) for node in graph.nodes.values() for t in list_data_inputs(node)
+    }
     return tuple(
         name
         for name, node in graph.nodes.items()
         if name not in read_by_others
         and node.op not in _NO_OUTPUTS
         # An Identity of a Switch only marks a branch of control flow.
-        and not (role_of(node) is Role.IDENTITY and role_of(graph[node.input[0]]) is Role.SWITCH)
+        and not (
+            get_op_role(node) is Role.IDENTITY and get_op_role(graph[node.input[0]]) is Role.SWITCH
+        )
         and checked_graph.get_operation_by_name(name).outputs
     )
 
 
-def placeholders(graph: TensorGraph, outputs: tuple[str, ...]) -> tuple[str, ...]:
+def reachable_placeholders(graph: TensorGraph, outputs: tuple[str, ...]) -> tuple[str, ...]:
     """Return the placeholders that the outputs depend on, in file order."""
     defined = [name for name in outputs if name in graph]
-    needed = graph.pruned(defined).nodes if defined else graph.nodes
+    needed = graph.prune_unused(defined).nodes if defined else graph.nodes
     return tuple(
         name for name, node in graph.nodes.items() if node.op in PLACEHOLDERS and name in needed
     )
@@ -181,13 +185,15 @@ def cut_at(graph: TensorGraph, checked_graph: tf.Graph, inputs: tuple[str, ...])
     for name in inputs:
         if name not in graph or graph[name].op in PLACEHOLDERS:
             continue
-        tensor = tensor_named(checked_graph, name, "inputs")
+        tensor = find_tensor_named(checked_graph, name, "inputs")
         if len(tensor.op.outputs) > 1:
             raise ConfigurationError(
                 f"inputs must name ops with one result, got {name!r}, one of "
                 f"{len(tensor.op.outputs)} results of an op"
             )
-        graph.add(make_node("Placeholder", node_of(name), dtype=tensor.dtype, shape=tensor.shape))
+        graph.add_node(
+            make_node("Placeholder", get_node_name(name), dtype=tensor.dtype, shape=tensor.shape)
+        )
 
 
 MODEL_FILE = "saved_model.pb"
@@ -195,7 +201,7 @@ DETAILS_FILE = "details.json"
 _PREDICT = "tensorflow/serving/predict"
 
 
-def save(model: TensorFlowModel, folder: Path) -> None:
+def save_model(model: TensorFlowModel, folder: Path) -> None:
     """Write a SavedModel with one frozen graph and its signature.
 
     Raises:
@@ -222,29 +228,31 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         raise ConversionError(f"the model cannot be written as a SavedModel: {error}") from error
     (folder / MODEL_FILE).write_bytes(data)
     (folder / "variables").mkdir()
-    details = details_of(model.signature, model.example, model.ops, model.results, model.counts)
+    details = collect_model_details(
+        model.signature, model.example, model.ops, model.results, model.counts
+    )
     write_details(folder / DETAILS_FILE, {**details, "written": dict(model.written)})
 
 
 def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
     """Write a SavedModel for another runtime; return its folder."""
-    fed = set(map(node_of, model.signature.input_tensors))
-    save(replace(model, graph=without_defaults(model.source, fed), given=None), folder)
+    fed = set(map(get_node_name, model.signature.input_tensors))
+    save_model(replace(model, graph=without_defaults(model.source, fed), given=None), folder)
     return folder
 
 
 def without_defaults(graph: TensorGraph, fed: Collection[str]) -> TensorGraph:
     """Return the graph with plain placeholders: other runtimes take a default for a constant."""
-    plain_inputs = graph.copy()
+    plain_inputs = graph.copy_graph()
     for name in fed:
         node = graph.nodes[name]
-        if role_of(node) is Role.OPTIONAL_PLACEHOLDER:
+        if get_op_role(node) is Role.OPTIONAL_PLACEHOLDER:
             attributes = {key: node.attr[key] for key in ("dtype", "shape") if key in node.attr}
-            plain_inputs.add(make_node("Placeholder", name, **attributes))
+            plain_inputs.add_node(make_node("Placeholder", name, **attributes))
     return plain_inputs
 
 
-def boundary(model: TensorFlowModel) -> Boundary:
+def model_boundary(model: TensorFlowModel) -> Boundary:
     """Return the calls of a model."""
     signature = model.signature
     return Boundary("tensorflow", Signature(signature.inputs, signature.outputs, signature.returns))
@@ -252,7 +260,7 @@ def boundary(model: TensorFlowModel) -> Boundary:
 
 def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a frozen graph as `.pb` or `.pbtxt`, without the metadata."""
-    write(model.source.to_graph_def(), path)
+    write_graph(model.source.to_graph_def(), path)
 
 
 def dump_graph(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
@@ -260,12 +268,12 @@ def dump_graph(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
     graph = model.source.to_graph_def()
     files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)}
     for file, content in files.items():
-        write(content, file)
+        write_graph(content, file)
     return tuple(files)
 
 
-def restore(folder: Path) -> TensorFlowModel:
-    """Load a model written by `save`."""
+def restore_model(folder: Path) -> TensorFlowModel:
+    """Load a model written by `save_model`."""
     path = folder / MODEL_FILE
     saved = saved_model_pb2.SavedModel()
     try:
@@ -280,7 +288,7 @@ def restore(folder: Path) -> TensorFlowModel:
     return TensorFlowModel(
         TensorGraph.from_graph_def(graph),
         signature,
-        restored_example(signature, details),
+        restore_example_inputs(signature, details),
         details["ops"],
         counts=details["counts"],
         # Earlier versions did not write the key; `ops` serves instead.
@@ -293,14 +301,16 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
     """Raise `ModelLoadError` unless the graph has all tensors of the signature."""
     for port in (*signature.inputs, *signature.outputs):
         try:
-            tensor = graph.get_tensor_by_name(indexed(port.tensor))
+            tensor = graph.get_tensor_by_name(indexed_name(port.tensor))
             matches = port.dtype is None or tf.as_dtype(port.dtype) == tensor.dtype
             if port in signature.inputs:
                 matches = matches and tensor.shape.is_compatible_with(port.shape)
         except (KeyError, ValueError, TypeError):
             matches = False
         if not matches:
-            raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {preview(str(port))}")
+            raise ModelLoadError(
+                f"{str(file)!r}: the graph has no tensor {preview_value(str(port))}"
+            )
 
 
 def _parse_details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
@@ -312,7 +322,7 @@ _DETAILS = record(CONVERTED, {**LATER, "written": mapping_of(string)})
 
 def _info_from_spec(port: TensorSpec) -> meta_graph_pb2.TensorInfo:
     return meta_graph_pb2.TensorInfo(
-        name=indexed(port.tensor),
+        name=indexed_name(port.tensor),
         dtype=tf.as_dtype(port.dtype).as_datatype_enum,
         tensor_shape=tf.TensorShape(port.shape).as_proto(),
     )

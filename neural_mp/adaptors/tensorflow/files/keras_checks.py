@@ -23,7 +23,7 @@ from neural_mp.io.limits import (
     RATIO_EXEMPT_MODEL_BYTES,
 )
 from neural_mp.io.readers import load_json
-from neural_mp.io.zip_archive import checked_archive
+from neural_mp.io.zip_archive import open_checked_archive
 
 if TYPE_CHECKING:
     import h5py
@@ -174,7 +174,7 @@ def check_keras_file(path: Path) -> int:
 def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
     """Return the configuration in a `.keras` file and the size of its checked weights."""
     nbytes = 0
-    with checked_archive(path) as archive:
+    with open_checked_archive(path) as archive:
         names = archive.namelist()
         if _OTHER_WEIGHTS in names:
             raise ModelLoadError(
@@ -256,7 +256,7 @@ def _is_allowed_class(name: str, module: str | None) -> bool:
     if not name.isidentifier() or name in _HARMFUL:
         return False
     if module is None:
-        return name in _part_classes()
+        return name in _list_allowed_classes()
     if module.partition(".")[0] != "keras":
         return False
     if module in sys.modules:  # nothing is imported
@@ -282,7 +282,7 @@ _PLACES = (
 
 
 @cache
-def _part_classes() -> frozenset[str]:
+def _list_allowed_classes() -> frozenset[str]:
     """Return the names of the allowed classes in `_PLACES`: of the classes and of their exports.
 
     Legacy files have the name of the class, which may differ from the exported one.

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.graph.control_flow import find_frames, loops_of
-from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, PLACEHOLDERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.control_flow import find_frames, map_frame_loops
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, PLACEHOLDERS, Role, get_op_role
 from neural_mp.adaptors.tensorflow.graph.runtime import (
     CPU,
     Runner,
@@ -31,15 +31,15 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     TensorGraph,
     channels_first,
-    constant_bytes,
-    copied,
-    data_inputs,
+    copy_node,
+    count_constant_bytes,
+    get_node_name,
+    get_output_index,
     is_control,
+    list_data_inputs,
+    list_result_dtypes,
     make_constant,
-    node_of,
-    output_of,
-    plain,
-    result_dtypes,
+    plain_name,
 )
 from neural_mp.errors import ConversionError
 
@@ -64,25 +64,25 @@ def simplify_graph(graph: TensorGraph, inputs: list[str], outputs: list[str]) ->
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    inlined = optimize_graph(graph, _INLINING, inputs, outputs).pruned(outputs, inputs)
+    inlined = optimize_graph(graph, _INLINING, inputs, outputs).prune_unused(outputs, inputs)
     if any(channels_first(node) for node in inlined.nodes.values()):
-        inlined = _channels_last(inlined, inputs, outputs)
+        inlined = _move_channels_last(inlined, inputs, outputs)
     passed = _folded_by_runtime(inlined, inputs, outputs)
     passed = _without_reserved_names(passed, [*inputs, *outputs])
-    compute_constants(passed, frozenset(map(node_of, outputs)))
-    return passed.pruned(outputs, inputs)
+    compute_constants(passed, frozenset(map(get_node_name, outputs)))
+    return passed.prune_unused(outputs, inputs)
 
 
-def _channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+def _move_channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
     """Return the graph with channels last in image ops, between transpositions.
 
     Integer kernels require channels last, and so do all kernels of a TensorFlow without oneDNN. The
     runtime's own pass converts ops whose shapes it can infer.
     """
     placed = {name: node.device for name, node in graph.nodes.items() if node.device}
-    free = graph.copy()
+    free = graph.copy_graph()
     for name in placed:
-        free.edit(name).device = ""
+        free.edit_node(name).device = ""
     try:
         converted = optimize_graph(free, ["layout"], inputs, outputs, device=CPU)
     except (tf.errors.OpError, ValueError):
@@ -90,7 +90,7 @@ def _channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) ->
         return graph
     for name, node in converted.nodes.items():
         node.device = placed.get(name, "")
-    return converted.pruned(outputs, inputs)
+    return converted.prune_unused(outputs, inputs)
 
 
 def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
@@ -98,18 +98,18 @@ def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]
 
     A placeholder in place of an input keeps the pass from computing large results.
     """
-    bounded, sources = graph.copy(), dict[str, str]()
-    for name in unbounded_results(graph, frozenset()):
-        source = plain(graph.nodes[name].input[0])
-        dtype = result_dtypes(graph[source])[output_of(source)]
-        placeholder = bounded.put("Placeholder", f"{name}/held", dtype=dtype)
-        bounded.edit(name).input[0] = placeholder
+    bounded, sources = graph.copy_graph(), dict[str, str]()
+    for name in find_unbounded_results(graph, frozenset()):
+        source = plain_name(graph.nodes[name].input[0])
+        dtype = list_result_dtypes(graph[source])[get_output_index(source)]
+        placeholder = bounded.put_node("Placeholder", f"{name}/held", dtype=dtype)
+        bounded.edit_node(name).input[0] = placeholder
         sources[placeholder] = source
     ports = [*outputs, *dict.fromkeys(sources.values())]
     passed = optimize_graph(bounded, _FOLDING, [*inputs, *sources], ports)
-    controls = {f"^{name}": f"^{node_of(source)}" for name, source in sources.items()}
-    passed.redirect({**sources, **controls})
-    return passed.pruned(outputs, inputs)
+    controls = {f"^{name}": f"^{get_node_name(source)}" for name, source in sources.items()}
+    passed.redirect_readers({**sources, **controls})
+    return passed.prune_unused(outputs, inputs)
 
 
 def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
@@ -118,10 +118,10 @@ def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorG
     A later run of the pass would tie a node with a reserved name to its input as soon as another
     node lies between the Switch and the node: a cycle that may crash the runtime.
     """
-    protected = set(map(node_of, ports))
-    return graph.renamed(
+    protected = set(map(get_node_name, ports))
+    return graph.rename_nodes(
         {
-            name: graph.unused(name.removeprefix(_RESERVED))
+            name: graph.unused_name(name.removeprefix(_RESERVED))
             for name in graph.nodes
             if name.startswith(_RESERVED) and name not in protected
         }
@@ -146,13 +146,13 @@ def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """
     # Values that are computed first make more sizes known.
     for _ in range(_MOST_ROUNDS):
-        sizes = unbounded_results(graph, outputs)
+        sizes = find_unbounded_results(graph, outputs)
         waits = _find_foldable(graph, outputs, frozenset(sizes))
         if not _fold_constants(graph, waits) or None not in sizes.values():
             return
 
 
-def unbounded_results(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
+def find_unbounded_results(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
     """Return the nodes computed from constants whose results are large or of unknown size.
 
     A few bytes can describe a chain of ops whose results exceed any memory.
@@ -164,14 +164,14 @@ def unbounded_results(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, 
     computed = [name for name in waits if graph.nodes[name].op != CONSTANT]
     if not computed:
         return {}
-    part = _constant_part(graph, waits).pruned(computed)
-    sizes = _result_nbytes(import_graph(part.to_graph_def()), computed)
+    part = _extract_constant_part(graph, waits).prune_unused(computed)
+    sizes = _infer_result_bytes(import_graph(part.to_graph_def()), computed)
     most = _folded_nbytes_limit(graph)
     return {name: size for name, size in sizes.items() if size is None or size > most}
 
 
 def _folded_nbytes_limit(graph: TensorGraph) -> int:
-    return _MOST_GROWTH * sum(map(constant_bytes, graph.nodes.values())) + LARGE
+    return _MOST_GROWTH * sum(map(count_constant_bytes, graph.nodes.values())) + LARGE
 
 
 def _find_foldable(
@@ -186,22 +186,22 @@ def _find_foldable(
     for name, node in graph.nodes.items():
         if name in outputs or name in unsafe or not _is_foldable(node):
             continue
-        if all(node_of(tensor) in waits for tensor in node.input):
-            controls = {tuple(waits[node_of(tensor)]) for tensor in node.input} - {()}
+        if all(get_node_name(tensor) in waits for tensor in node.input):
+            controls = {tuple(waits[get_node_name(tensor)]) for tensor in node.input} - {()}
             if len(controls) <= 1:
                 waits[name] = list(controls.pop()) if controls else []
     return waits
 
 
-def _constant_part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
+def _extract_constant_part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
     """Return the part of a graph that depends on constants only, without control inputs."""
     part = TensorGraph({name: graph.nodes[name] for name in waits}, graph.versions, graph.library)
     for name in [name for name in waits if part.nodes[name].op == CONSTANT and waits[name]]:
-        del part.edit(name).input[:]
+        del part.edit_node(name).input[:]
     return part
 
 
-def _result_nbytes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
+def _infer_result_bytes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
     """Return node → bytes of its results by TensorFlow's shape inference; None if unknown."""
     sizes: dict[str, int | None] = {}
     for name in names:
@@ -216,15 +216,18 @@ def _fold_constants(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
     """Replace nodes computed from constants by their values; return whether there were any."""
     inner = {name for name in waits if graph.nodes[name].op != CONSTANT}
     tensors = dict.fromkeys(
-        plain(tensor)
+        plain_name(tensor)
         for name, node in graph.nodes.items()
         if name not in inner
         for tensor in node.input
-        if node_of(tensor) in inner and not is_control(tensor)
+        if get_node_name(tensor) in inner and not is_control(tensor)
     )
     if not tensors:
         return False
-    part, most = _constant_part(graph, waits).pruned(tensors), _folded_nbytes_limit(graph)
+    part, most = (
+        _extract_constant_part(graph, waits).prune_unused(tensors),
+        _folded_nbytes_limit(graph),
+    )
     try:
         values = Runner(import_runnable(part.to_graph_def()))({}, list(tensors))
     except ConversionError:
@@ -235,19 +238,23 @@ def _fold_constants(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
         if np.asarray(value).nbytes > most:
             continue
         node = graph[tensor]
-        single = len(result_dtypes(node)) == 1
-        name = node.name if single else graph.unused(f"{node.name}/result_{output_of(tensor)}")
+        single = len(list_result_dtypes(node)) == 1
+        name = (
+            node.name
+            if single
+            else graph.unused_name(f"{node.name}/result_{get_output_index(tensor)}")
+        )
         constant = make_constant(name, value)
         constant.input.extend(waits[node.name])
-        graph.add(constant)
+        graph.add_node(constant)
         if not single:
             replaced[tensor] = name
-    graph.redirect(replaced)
+    graph.redirect_readers(replaced)
     return True
 
 
 def _is_foldable(node: NodeDef) -> bool:
-    dtypes = result_dtypes(node)
+    dtypes = list_result_dtypes(node)
     return (
         node.op not in (CONSTANT, *PLACEHOLDERS)
         and len(node.input) > 0
@@ -271,9 +278,9 @@ def merge_duplicates(graph: TensorGraph, protected: Iterable[str]) -> None:
             continue
         digest = hashlib.sha256(node.op.encode())
         for tensor in node.input:
-            source = node_of(tensor)
+            source = get_node_name(tensor)
             digest.update(
-                f"{plain(tensor).replace(source, replaced.get(source, source))};".encode()
+                f"{plain_name(tensor).replace(source, replaced.get(source, source))};".encode()
             )
         for key in sorted(node.attr):
             if not key.startswith("_"):
@@ -283,11 +290,11 @@ def merge_duplicates(graph: TensorGraph, protected: Iterable[str]) -> None:
         if original != name:
             replaced[name] = original
     operands = {tensor for node in graph.nodes.values() for tensor in node.input}
-    graph.redirect(
+    graph.redirect_readers(
         {
-            plain(tensor): tensor.replace(source, replaced[source], 1)
+            plain_name(tensor): tensor.replace(source, replaced[source], 1)
             for tensor in operands
-            if (source := node_of(tensor)) in replaced
+            if (source := get_node_name(tensor)) in replaced
         }
     )
 
@@ -299,103 +306,108 @@ def read_constants(graph: TensorGraph) -> None:
     iteration.
     """
     while replaced := _find_passed_constants(graph):
-        graph.redirect(replaced)
+        graph.redirect_readers(replaced)
         idle = {f"^{tensor}" for tensor in replaced if ":" not in tensor}
         while idle:  # drop control inputs on nodes that no longer pass a constant on
             waiting = [name for name, n in graph.nodes.items() if idle.intersection(n.input)]
             for name in waiting:
-                edited = graph.edit(name)
+                edited = graph.edit_node(name)
                 edited.input[:] = [tensor for tensor in edited.input if tensor not in idle]
             nodes = (graph.nodes[name] for name in waiting)
-            idle = {f"^{n.name}" for n in nodes if role_of(n) is Role.NOTHING and not n.input}
+            idle = {f"^{n.name}" for n in nodes if get_op_role(n) is Role.NOTHING and not n.input}
 
 
-def tie_constants(graph: TensorGraph) -> None:
+def tie_loop_constants(graph: TensorGraph) -> None:
     """Tie outside constants read within a loop to the loop's body, in place."""
     within = find_frames(graph)
     if not within:
         return
-    loops = loops_of(graph, within)
+    loops = map_frame_loops(graph, within)
     # An Enter reads its input outside of the loop.
     where = {
-        name: loops[loop].around if role_of(graph.nodes[name]) is Role.ENTER else loop
+        name: loops[loop].around if get_op_role(graph.nodes[name]) is Role.ENTER else loop
         for name, loop in within.items()
     }
-    pivots, readers = _Pivots(graph), graph.consumers()
+    pivots, readers = _Pivots(graph), graph.find_consumers()
     tied: dict[tuple[str, str], str] = {}
     for name, loop in where.items():
         node = graph.nodes[name]
         for position, tensor in enumerate(node.input if loop else ()):
-            source = node_of(tensor)
+            source = get_node_name(tensor)
             key = source, loop
             if is_control(tensor) or source in within or not graph.is_constant(source):
                 continue
             if key not in tied:
                 exclusive = all(where.get(reader) == loop for reader, _ in readers[source])
-                tied[key] = source if exclusive else graph.unused(f"{source}/within")
+                tied[key] = source if exclusive else graph.unused_name(f"{source}/within")
                 _tie_constant(
                     graph, tied[key], graph.nodes[source], pivots.of_body(loops[loop].condition, 1)
                 )
-            graph.edit(name).input[position] = tied[key]
+            graph.edit_node(name).input[position] = tied[key]
 
 
 def _tie_constant(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
-    node = copied(constant, name)
+    node = copy_node(constant, name)
     node.input[:] = [f"^{pivot}"]
-    return graph.add(node)
+    return graph.add_node(node)
 
 
 def _find_passed_constants(graph: TensorGraph) -> dict[str, str]:
     """Return tensor that passes a constant on in a loop or branch → the constant to read."""
-    pivots, consumers = _Pivots(graph), graph.consumers()
+    pivots, consumers = _Pivots(graph), graph.find_consumers()
     replaced: dict[str, str] = {}
-    for switch in [n for n in graph.nodes.values() if role_of(n) is Role.SWITCH]:
-        constant, condition = _invariant_constant(graph, switch), switch.input[1]
+    for switch in [n for n in graph.nodes.values() if get_op_role(n) is Role.SWITCH]:
+        constant, condition = _find_invariant_constant(graph, switch), switch.input[1]
         if constant is None:
             continue
-        loop = role_of(graph[condition]) is Role.LOOP_CONDITION
+        loop = get_op_role(graph[condition]) is Role.LOOP_CONDITION
         for index in (1,) if loop else range(_count_branches(switch)):
-            passed = _passing_tensors(graph, consumers, plain(f"{switch.name}:{index}"))
+            passed = _find_passing_tensors(graph, consumers, plain_name(f"{switch.name}:{index}"))
             if passed:
-                name = graph.unused(f"{constant.name}/within")
+                name = graph.unused_name(f"{constant.name}/within")
                 tied = _tie_constant(graph, name, constant, pivots.of_body(condition, index))
                 replaced |= dict.fromkeys(passed, tied)
         if loop:
             ends = (reader for reader, _ in consumers[switch.name])
             replaced |= {
-                end: str(constant.name) for end in ends if role_of(graph.nodes[end]) is Role.EXIT
+                end: str(constant.name)
+                for end in ends
+                if get_op_role(graph.nodes[end]) is Role.EXIT
             }
     return replaced
 
 
-def _passing_tensors(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
+def _find_passing_tensors(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
     """Return a tensor if it is read, and the Identities that pass it on within the body."""
     readers = [
         graph.nodes[name]
-        for name, position in consumers[node_of(tensor)]
-        if plain(graph.nodes[name].input[position]) == tensor
+        for name, position in consumers[get_node_name(tensor)]
+        if plain_name(graph.nodes[name].input[position]) == tensor
     ]
     tensors = [tensor] if readers else []
     for reader in readers:
-        if role_of(reader) is Role.IDENTITY:
-            tensors += [str(reader.name), *_passing_tensors(graph, consumers, str(reader.name))]
+        if get_op_role(reader) is Role.IDENTITY:
+            tensors += [
+                str(reader.name),
+                *_find_passing_tensors(graph, consumers, str(reader.name)),
+            ]
     return tensors
 
 
-def _invariant_constant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
+def _find_invariant_constant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
     """Return the constant that enters a loop or branch by a Switch and never changes, if any."""
     source = graph[switch.input[0]]
     if source.op == CONSTANT:
         return source
     condition = graph[switch.input[1]]
-    if (role_of(source), role_of(condition)) != (Role.MERGE, Role.LOOP_CONDITION):
+    if (get_op_role(source), get_op_role(condition)) != (Role.MERGE, Role.LOOP_CONDITION):
         return None
     entered, following = (graph[tensor] for tensor in source.input[:2])
-    if (role_of(entered), role_of(following)) != (Role.ENTER, Role.NEXT_ITERATION):
+    if (get_op_role(entered), get_op_role(following)) != (Role.ENTER, Role.NEXT_ITERATION):
         return None
-    carried = plain(following.input[0])
-    while role_of(graph[carried]) is Role.IDENTITY:
-        carried = plain(graph[carried].input[0])
+    carried = plain_name(following.input[0])
+    while get_op_role(graph[carried]) is Role.IDENTITY:
+        carried = plain_name(graph[carried].input[0])
     outside = graph[entered.input[0]]
     return outside if carried == f"{switch.name}:1" and outside.op == CONSTANT else None
 
@@ -409,7 +421,7 @@ class _Pivots:
 
     def of_body(self, condition: str, index: int) -> str:
         """Return the node of the body that reads this result of the Switches on a condition."""
-        key = plain(condition), index
+        key = plain_name(condition), index
         if key not in self._found:
             self._found[key] = self._find_or_put_pivot(*key)
         return self._found[key]
@@ -419,38 +431,38 @@ class _Pivots:
         switches = [
             node
             for node in self.graph.nodes.values()
-            if role_of(node) is Role.SWITCH and plain(node.input[1]) == condition
+            if get_op_role(node) is Role.SWITCH and plain_name(node.input[1]) == condition
         ]
-        loop = role_of(self.graph[condition]) is Role.LOOP_CONDITION
+        loop = get_op_role(self.graph[condition]) is Role.LOOP_CONDITION
         # Switches that stay: on the condition itself, or on loop variables that change.
         carriers = [
             switch
             for switch in switches
-            if plain(switch.input[0]) == condition
-            or (loop and _invariant_constant(self.graph, switch) is None)
+            if plain_name(switch.input[0]) == condition
+            or (loop and _find_invariant_constant(self.graph, switch) is None)
         ]
         if not carriers:
             carriers = [self._put_carrier(condition, switches[0])]
-        results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
+        results = {plain_name(f"{carrier.name}:{index}") for carrier in carriers}
         names = [
             str(node.name)
             for node in self.graph.nodes.values()
-            if role_of(node) is Role.IDENTITY
+            if get_op_role(node) is Role.IDENTITY
             and len(node.input) == 1
-            and plain(node.input[0]) in results
+            and plain_name(node.input[0]) in results
         ]
         awaited = {tensor for node in self.graph.nodes.values() for tensor in node.input}
         if names:
             return next((name for name in names if f"^{name}" in awaited), names[0])
         first = carriers[0]
-        kind, source = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
-        return self.graph.put("Identity", f"{first.name}/pivot_{index}", [source], T=kind)
+        kind, source = tf.as_dtype(first.attr["T"].type), plain_name(f"{first.name}:{index}")
+        return self.graph.put_node("Identity", f"{first.name}/pivot_{index}", [source], T=kind)
 
     def _put_carrier(self, condition: str, like: NodeDef) -> NodeDef:
-        switch = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
+        switch = copy_node(like, self.graph.unused_name(f"{get_node_name(condition)}/switch"))
         switch.input[:] = [condition, condition]
-        switch.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum
-        return self.graph.nodes[self.graph.add(switch)]
+        switch.attr["T"].type = list_result_dtypes(self.graph[condition])[0].as_datatype_enum
+        return self.graph.nodes[self.graph.add_node(switch)]
 
 
 def take_constant_branches(graph: TensorGraph) -> None:
@@ -461,39 +473,43 @@ def take_constant_branches(graph: TensorGraph) -> None:
     branches = {
         name: index
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.SWITCH and (index := _live_index(graph, node)) is not None
+        if get_op_role(node) is Role.SWITCH and (index := _find_live_index(graph, node)) is not None
     }
     if not branches:
         return
     dead = _find_dead_nodes(graph, branches)
     replaced = {
-        plain(f"{name}:{index}"): plain(graph.nodes[name].input[0])
+        plain_name(f"{name}:{index}"): plain_name(graph.nodes[name].input[0])
         for name, index in branches.items()
         if name not in dead
     }
     for name, node in list(graph.nodes.items()):
-        living = [t for t in data_inputs(node) if not _is_dead(t, branches, dead)]
-        if role_of(node) is not Role.MERGE or name in dead or len(living) == len(data_inputs(node)):
+        living = [t for t in list_data_inputs(node) if not _is_dead(t, branches, dead)]
+        if (
+            get_op_role(node) is not Role.MERGE
+            or name in dead
+            or len(living) == len(list_data_inputs(node))
+        ):
             continue
         if len(living) == 1:
             replaced[name] = living[0]
-            value_index = np.int32(data_inputs(node).index(living[0]))
+            value_index = np.int32(list_data_inputs(node).index(living[0]))
             replaced[f"{name}:1"] = graph.put_constant(f"{name}/taken", value_index)
     for tensor in replaced:
         while replaced[tensor] in replaced:
             replaced[tensor] = replaced[replaced[tensor]]
     # Control inputs on unread Switches and Merges wait for the nodes that these passed on.
-    waits = {f"^{t}": f"^{node_of(s)}" for t, s in replaced.items() if ":" not in t}
-    graph.redirect({**replaced, **waits})
+    waits = {f"^{t}": f"^{get_node_name(s)}" for t, s in replaced.items() if ":" not in t}
+    graph.redirect_readers({**replaced, **waits})
 
 
 def _count_branches(switch: NodeDef) -> int:
     return int(switch.attr["num_outs"].i) if "num_outs" in switch.attr else 2
 
 
-def _live_index(graph: TensorGraph, switch: NodeDef) -> int | None:
+def _find_live_index(graph: TensorGraph, switch: NodeDef) -> int | None:
     """Return the index of a Switch's live result; None if the condition is computed."""
-    value = graph.constant(switch.input[1])
+    value = graph.find_constant(switch.input[1])
     if value is None or graph[switch.input[1]].input:
         return None
     last = _count_branches(switch) - 1
@@ -501,21 +517,21 @@ def _live_index(graph: TensorGraph, switch: NodeDef) -> int | None:
 
 
 def _is_dead(tensor: str, branches: dict[str, int], dead: set[str]) -> bool:
-    source = node_of(tensor)
-    return source in dead or (source in branches and output_of(tensor) != branches[source])
+    source = get_node_name(tensor)
+    return source in dead or (source in branches and get_output_index(tensor) != branches[source])
 
 
 def _find_dead_nodes(graph: TensorGraph, branches: dict[str, int]) -> set[str]:
     """Return the nodes that never run: those that need a dead result, except live Merges."""
-    consumers = graph.consumers()
+    consumers = graph.find_consumers()
     dead: set[str] = set()
     waiting = list(branches)
     while waiting:
         for reader, _ in consumers[waiting.pop()]:
             node = graph.nodes[reader]
             inputs = [_is_dead(t, branches, dead) for t in node.input if not is_control(t)]
-            controls = [node_of(t) in dead for t in node.input if is_control(t)]
-            is_blocked = all(inputs) if role_of(node) is Role.MERGE else any(inputs)
+            controls = [get_node_name(t) in dead for t in node.input if is_control(t)]
+            is_blocked = all(inputs) if get_op_role(node) is Role.MERGE else any(inputs)
             if reader not in dead and (is_blocked or any(controls)):
                 dead.add(reader)
                 waiting.append(reader)

@@ -16,17 +16,17 @@ from itertools import chain
 
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, Role, get_op_role
 from neural_mp.adaptors.tensorflow.graph.runtime import optimize_graph
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     FunctionDefLibrary,
     GraphDef,
     NodeDef,
     TensorGraph,
-    copied,
+    copy_node,
+    get_node_name,
+    get_output_index,
     is_control,
-    node_of,
-    output_of,
 )
 
 
@@ -38,14 +38,14 @@ def with_functions_of_its_own(graph: TensorGraph) -> TensorGraph:
     """
     if not graph.library.function:
         return graph
-    library = used_functions(graph.library, graph.nodes.values())
+    library = select_used_functions(graph.library, graph.nodes.values())
     del library.gradient[:]  # training has ended
     digest = hashlib.sha256(library.SerializeToString(deterministic=True)).hexdigest()[:12]
     names = {f.signature.name: f"{f.signature.name}_{digest}" for f in library.function}
     for function in library.function:
         function.signature.name = names[function.signature.name]
         _rename_functions(function.node_def, names)
-    nodes = {name: copied(node) for name, node in graph.nodes.items()}
+    nodes = {name: copy_node(node) for name, node in graph.nodes.items()}
     _rename_functions(nodes.values(), names)
     return TensorGraph(nodes, graph.versions, library)
 
@@ -59,7 +59,7 @@ def _rename_functions(nodes: Iterable[NodeDef], names: Mapping[str, str]) -> Non
                     function.name = names[function.name]
 
 
-def called_functions(node: NodeDef) -> Iterator[str]:
+def iterate_called_functions(node: NodeDef) -> Iterator[str]:
     """Yield the functions that a node calls or passes to its callees, its own op included."""
     yield node.op
     waiting = [*node.attr.values()]
@@ -73,32 +73,35 @@ def called_functions(node: NodeDef) -> Iterator[str]:
             waiting += function.attr.values()
 
 
-def reachable_parts(
+def find_reachable_parts(
     graph: GraphDef, nodes: Iterable[str], functions: Iterable[str] = ()
 ) -> tuple[set[str], set[str]]:
     """Return the nodes of a graph and functions of its library that run if the given ones run."""
     by_name = {node.name: node for node in graph.node}
-    live = closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
-    calls = [*functions, *(name for node in live for name in called_functions(by_name[node]))]
-    return live, _reachable_functions(graph.library, calls)
+    live = transitive_closure(nodes, by_name, lambda name: map(get_node_name, by_name[name].input))
+    calls = [
+        *functions,
+        *(name for node in live for name in iterate_called_functions(by_name[node])),
+    ]
+    return live, _find_reachable_functions(graph.library, calls)
 
 
-def _reachable_functions(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
+def _find_reachable_functions(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
     """Return the functions of a library that run when the given ones run, with gradients."""
     by_name = {function.signature.name: function for function in library.function}
     gradients: dict[str, list[str]] = {}
     for gradient in library.gradient:
         gradients.setdefault(gradient.function_name, []).append(gradient.gradient_func)
 
-    def needed_functions(name: str) -> Iterator[str]:
+    def iterate_needed_functions(name: str) -> Iterator[str]:
         yield from gradients.get(name, [])
         for node in by_name[name].node_def:
-            yield from called_functions(node)
+            yield from iterate_called_functions(node)
 
-    return closure(calls, by_name, needed_functions)
+    return transitive_closure(calls, by_name, iterate_needed_functions)
 
 
-def closure(
+def transitive_closure(
     roots: Iterable[str], known: Container[str], needed: Callable[[str], Iterable[str]]
 ) -> set[str]:
     """Return all known names that the roots lead to, directly or not, roots included."""
@@ -112,9 +115,13 @@ def closure(
     return names
 
 
-def used_functions(library: FunctionDefLibrary, nodes: Iterable[NodeDef]) -> FunctionDefLibrary:
+def select_used_functions(
+    library: FunctionDefLibrary, nodes: Iterable[NodeDef]
+) -> FunctionDefLibrary:
     """Return a library of only the functions that the nodes call or pass on."""
-    run = _reachable_functions(library, (name for node in nodes for name in called_functions(node)))
+    run = _find_reachable_functions(
+        library, (name for node in nodes for name in iterate_called_functions(node))
+    )
     return FunctionDefLibrary(
         function=(f for f in library.function if f.signature.name in run),
         gradient=(g for g in library.gradient if g.function_name in run),
@@ -127,20 +134,20 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
     If there are no roots, or if any is missing, every node with an unread result is a root.
     """
     names = {node.name for node in graph.node}
-    sinks = set(map(node_of, roots))
+    sinks = set(map(get_node_name, roots))
     if not sinks or not sinks <= names:
         sinks = _find_sinks(graph)
-    needed, _ = reachable_parts(graph, sinks)
+    needed, _ = find_reachable_parts(graph, sinks)
     nodes = [node for node in graph.node if node.name in needed]
     if len(nodes) < len(graph.node):
         del graph.node[:]
         graph.node.extend(nodes)
-    graph.library.CopyFrom(used_functions(graph.library, graph.node))
+    graph.library.CopyFrom(select_used_functions(graph.library, graph.node))
 
 
 def _find_sinks(graph: GraphDef) -> set[str]:
     """Return the nodes with unread results; nodes of unknown op types count."""
-    consumed = {node_of(t) for node in graph.node for t in node.input if not is_control(t)}
+    consumed = {get_node_name(t) for node in graph.node for t in node.input if not is_control(t)}
     sinks = set()
     for node in graph.node:
         definition = op_def_registry.get(node.op)
@@ -158,7 +165,7 @@ def in_loops(graph: TensorGraph) -> frozenset[str]:
     ends = {
         name
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.EXIT and node_of(node.input[0]) in within
+        if get_op_role(node) is Role.EXIT and get_node_name(node.input[0]) in within
     }
     return frozenset(within) | ends
 
@@ -171,18 +178,18 @@ def find_frames(graph: TensorGraph) -> dict[str, str]:
     loops = {
         name: node.attr["frame_name"].s.decode()
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.ENTER
+        if get_op_role(node) is Role.ENTER
     }
     if not loops:
         return {}
-    consumers = graph.consumers()
+    consumers = graph.find_consumers()
     around: dict[str, str] = {}  # loop → enclosing loop
     waiting = list(loops)
     ends: list[str] = []
     while waiting:
         name = waiting.pop()
         for reader, _ in consumers[name]:
-            role = role_of(graph.nodes[reader])
+            role = get_op_role(graph.nodes[reader])
             if role is Role.ENTER:
                 around[loops[reader]] = loops[name]
             elif role is Role.EXIT:
@@ -191,14 +198,16 @@ def find_frames(graph: TensorGraph) -> dict[str, str]:
                 loops[reader] = loops[name]
                 waiting.append(reader)
         if not waiting:
-            resolved = [e for e in ends if e not in loops and _loop_of(graph, e, loops) in around]
-            loops.update({end: around[_loop_of(graph, end, loops)] for end in resolved})
+            resolved = [
+                e for e in ends if e not in loops and _get_enclosing_loop(graph, e, loops) in around
+            ]
+            loops.update({end: around[_get_enclosing_loop(graph, end, loops)] for end in resolved})
             waiting.extend(resolved)
     return loops
 
 
-def _loop_of(graph: TensorGraph, end: str, loops: Mapping[str, str]) -> str:
-    return loops[node_of(graph.nodes[end].input[0])]
+def _get_enclosing_loop(graph: TensorGraph, end: str, loops: Mapping[str, str]) -> str:
+    return loops[get_node_name(graph.nodes[end].input[0])]
 
 
 @dataclass(frozen=True)
@@ -210,17 +219,19 @@ class Loop:
     parallel: int
 
 
-def loops_of(graph: TensorGraph, within: Mapping[str, str]) -> dict[str, Loop]:
+def map_frame_loops(graph: TensorGraph, within: Mapping[str, str]) -> dict[str, Loop]:
     """Return frame name → its loop, given the result of `find_frames`."""
     nodes = {name: graph.nodes[name] for name in within}
     conditions = {
-        within[name]: name for name, node in nodes.items() if role_of(node) is Role.LOOP_CONDITION
+        within[name]: name
+        for name, node in nodes.items()
+        if get_op_role(node) is Role.LOOP_CONDITION
     }
-    entered = {within[n]: node for n, node in nodes.items() if role_of(node) is Role.ENTER}
+    entered = {within[n]: node for n, node in nodes.items() if get_op_role(node) is Role.ENTER}
     return {
         frame: Loop(
             conditions.get(frame, ""),
-            within.get(node_of(node.input[0]), ""),
+            within.get(get_node_name(node.input[0]), ""),
             node.attr["parallel_iterations"].i,
         )
         for frame, node in entered.items()
@@ -232,16 +243,19 @@ def in_bodies(graph: TensorGraph) -> frozenset[str]:
 
     Ops in a branch within the loop, and behind such a branch, are left out.
     """
-    within, consumers = find_frames(graph), graph.consumers()
+    within, consumers = find_frames(graph), graph.find_consumers()
     starts = [
         reader
         for name, node in graph.nodes.items()
-        if role_of(node) is Role.SWITCH and role_of(graph[node.input[1]]) is Role.LOOP_CONDITION
+        if get_op_role(node) is Role.SWITCH
+        and get_op_role(graph[node.input[1]]) is Role.LOOP_CONDITION
         for reader, position in consumers[name]
-        if output_of(graph.nodes[reader].input[position]) == 1
+        if get_output_index(graph.nodes[reader].input[position]) == 1
     ]
     inner = {name for name in within if graph.nodes[name].op not in CONTROL_FLOW}
-    return frozenset(closure(starts, inner, lambda name: (r for r, _ in consumers[name])))
+    return frozenset(
+        transitive_closure(starts, inner, lambda name: (r for r, _ in consumers[name]))
+    )
 
 
 #: Attribute that requests inlining from the runtime.
@@ -253,7 +267,7 @@ _BODY = re.compile(r"^(?P<caller>.+?)/(?P<part>body|cond|then|else|branch\d+)/_\
 def request_inlining(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
     """Request inlining of loops and branches, also in functions, from the runtime, in place."""
     for node in chain(nodes, *(function.node_def for function in library.function)):
-        if role_of(node) is Role.FUNCTIONAL:
+        if get_op_role(node) is Role.FUNCTIONAL:
             node.attr[_LOWER].b = True
 
 
@@ -265,11 +279,13 @@ def inline_control_flow(
     Raises:
         tf.errors.OpError: the runtime refuses the graph.
     """
-    if not any(role_of(node) is Role.FUNCTIONAL for node in graph.nodes.values()):
+    if not any(get_op_role(node) is Role.FUNCTIONAL for node in graph.nodes.values()):
         return _with_short_names(graph, [*inputs, *outputs])
     marked = TensorGraph(dict(graph.nodes), graph.versions, deepcopy(graph.library))
     edited = [
-        marked.edit(name) for name, node in graph.nodes.items() if role_of(node) is Role.FUNCTIONAL
+        marked.edit_node(name)
+        for name, node in graph.nodes.items()
+        if get_op_role(node) is Role.FUNCTIONAL
     ]
     request_inlining(edited, marked.library)
     passed = optimize_graph(marked, ("function",), inputs, outputs)
@@ -279,21 +295,21 @@ def inline_control_flow(
 def _with_short_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
     """Return the graph with short names, which mention each body once; ports keep their names."""
     names: dict[str, str] = {}
-    used, protected = set(graph.nodes), set(map(node_of, ports))
+    used, protected = set(graph.nodes), set(map(get_node_name, ports))
     for name in graph.nodes:
-        short = _shorten_name(name)
+        short = _shorten_scoped_name(name)
         if short != name and short not in used and name not in protected:
             names[name] = short
             used.add(short)
-    return graph.renamed(names)
+    return graph.rename_nodes(names)
 
 
-def _shorten_name(name: str) -> str:
+def _shorten_scoped_name(name: str) -> str:
     """Shorten `a/while/body/_1/a/while/cell/MatMul` to `a/while/body/cell/MatMul`, recursively."""
     match = _BODY.match(name)
     if match is None:
         return name
     caller, inner = match["caller"], match["rest"]
     around = "/".join(part for part in caller.split("/") if part not in ("body", "cond"))
-    rest = _shorten_name(inner.removeprefix(f"{around}/"))
+    rest = _shorten_scoped_name(inner.removeprefix(f"{around}/"))
     return f"{caller}/{match['part']}/{rest}"

@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.kernels.fusion import (
     Affine,
     FusionRules,
     find_fusion_groups,
-    fused_into,
+    map_fused_ops,
 )
 from neural_mp.adaptors.common.signatures.signature import Shape
 from neural_mp.adaptors.tensorflow.graph.ops import (
@@ -29,24 +29,24 @@ from neural_mp.adaptors.tensorflow.graph.ops import (
     SUMMAND,
     Role,
     Trait,
-    op_type,
-    role_of,
+    get_op_properties,
+    get_op_role,
 )
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_runnable
-from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.graph.shape_inference import Shapes, infer_shapes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     Consumers,
     NodeDef,
     TensorGraph,
     channels_first,
-    constant_shape,
-    data_inputs,
-    integers_attribute,
+    get_integers_attribute,
+    get_node_name,
+    get_output_index,
+    get_text_attribute,
+    list_data_inputs,
     make_node,
-    node_of,
-    output_of,
-    text_attribute,
+    read_constant_shape,
 )
 
 Values = NDArray[np.float64]
@@ -96,19 +96,19 @@ def _find_computable(
     """Return a node that reads only known values and scalars, its formula and its operands."""
     for name in values:
         for reader, _ in consumers[name]:
-            formula = op_type(graph.nodes[reader]).formula
+            formula = get_op_properties(graph.nodes[reader]).formula
             if reader in values or formula is None:
                 continue
-            tensors = data_inputs(graph.nodes[reader])
-            operands = [values[t] if t in values else _scalar_value(graph, t) for t in tensors]
+            tensors = list_data_inputs(graph.nodes[reader])
+            operands = [values[t] if t in values else _read_scalar_value(graph, t) for t in tensors]
             available = [value for value in operands if value is not None]
             if len(available) == len(operands):
                 return reader, formula, available
     return None
 
 
-def _scalar_value(graph: TensorGraph, tensor: str) -> Values | None:
-    value = graph.constant(tensor)
+def _read_scalar_value(graph: TensorGraph, tensor: str) -> Values | None:
+    value = graph.find_constant(tensor)
     return value.reshape(()).astype(np.float64) if value is not None and value.size == 1 else None
 
 
@@ -138,7 +138,7 @@ class GraphStructure:
     tables: frozenset[str]
 
 
-def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
+def graph_structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
     """Return the structure of a graph; `outputs` are the nodes of its outputs."""
     layers = [
         name
@@ -149,13 +149,13 @@ def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Gr
     agnostic_ops = {
         name: moved
         for name, node in graph.nodes.items()
-        if (moved := _moved_tensors(graph, node)) and shapes[name] is not None
+        if (moved := _list_moved_tensors(graph, node)) and shapes[name] is not None
     }
     return GraphStructure(
         groups,
-        fused_into(groups.values()),
+        map_fused_ops(groups.values()),
         agnostic_ops,
-        never_negative(graph),
+        find_nonnegative_nodes(graph),
         frozenset(name for name, node in graph.nodes.items() if _is_table(graph, node)),
     )
 
@@ -165,49 +165,49 @@ class _Kernels(FusionRules[str, str]):
 
     def __init__(self, graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> None:
         self.graph, self.outputs, self.shapes = graph, outputs, shapes
-        self.consumers = graph.consumers()
+        self.consumers = graph.find_consumers()
 
-    def bias(self, group: FusionGroup) -> Step | None:
-        node = self._only_consumer(group)
-        if node is None or role_of(node) is not Role.BIAS or channels_first(node):
+    def match_bias(self, group: FusionGroup) -> Step | None:
+        node = self._find_only_consumer(group)
+        if node is None or get_op_role(node) is not Role.BIAS or channels_first(node):
             return None
         if not self.graph.is_constant(node.input[1]):
             return None
         return Step(BIAS, (node.name,), node.input[1])
 
-    def residual_sum(self, group: FusionGroup) -> Step | None:
-        node, last = self._only_consumer(group), group.tail
-        if node is None or role_of(node) is not Role.ADDITION:
+    def match_residual_sum(self, group: FusionGroup) -> Step | None:
+        node, last = self._find_only_consumer(group), group.tail
+        if node is None or get_op_role(node) is not Role.ADDITION:
             return None
         if SUMMAND not in LAYERS[self.graph.nodes[group.head].op].options:
             return None
-        first, second = data_inputs(node)
+        first, second = list_data_inputs(node)
         summand = second if first == last else first
         if summand == last or ":" in summand or self.graph.is_constant(summand):
             return None
-        if not self.shapes.alike(last, summand):
+        if not self.shapes.are_equal(last, summand):
             return None
         # The batch sizes of several inputs may differ.
         if len(self._fed_by[last] | self._fed_by[summand]) > 1:
             return None
         return Step(SUM, (node.name,), summand)
 
-    def activation(self, group: FusionGroup) -> Step | None:
+    def match_activation(self, group: FusionGroup) -> Step | None:
         kernel, last = LAYERS[self.graph.nodes[group.head].op], group.tail
         if kernel.is_dense and last not in self.outputs:
             gelu = find_gelu(self.graph, self.consumers, last)
             if gelu is not None and self.outputs.isdisjoint(gelu.ops[:-1]):
                 return gelu
-        node = self._only_consumer(group)
+        node = self._find_only_consumer(group)
         if node is None or node.op not in kernel.activations:
             return None
         return Step(node.op, (node.name,))
 
-    def _only_consumer(self, group: FusionGroup) -> NodeDef | None:
+    def _find_only_consumer(self, group: FusionGroup) -> NodeDef | None:
         """Return the only reader of the last result; None if the result is an output."""
         if group.tail in self.outputs:
             return None
-        following = only_reader(self.graph, self.consumers, group.tail)
+        following = find_only_reader(self.graph, self.consumers, group.tail)
         return following[0] if following is not None else None
 
     @cached_property
@@ -215,15 +215,17 @@ class _Kernels(FusionRules[str, str]):
         """Node → the placeholders that the node is computed from."""
         placeholders: dict[str, frozenset[str]] = {}
         for name, node in self.graph.nodes.items():
-            sources = (placeholders.get(node_of(tensor), frozenset()) for tensor in node.input)
+            sources = (
+                placeholders.get(get_node_name(tensor), frozenset()) for tensor in node.input
+            )
             own = frozenset({name} if node.op in PLACEHOLDERS else ())
             placeholders[name] = own.union(*sources)
         return placeholders
 
 
-def _moved_tensors(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
+def _list_moved_tensors(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     """Return the tensors that an op moves unchanged; empty if the op does more."""
-    entry, tensors = op_type(node), data_inputs(node)
+    entry, tensors = get_op_properties(node), list_data_inputs(node)
     if not entry.moves or "T" not in node.attr:
         return ()
     moved = tensors[: entry.moves]
@@ -232,11 +234,11 @@ def _moved_tensors(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     if not computed or not others_constant or channels_first(node):
         return ()
     if entry.kernel:
-        window = integers_attribute(node, "ksize")
-        plain_padding = text_attribute(node, "padding") in ("SAME", "VALID")
+        window = get_integers_attribute(node, "ksize")
+        plain_padding = get_text_attribute(node, "padding") in ("SAME", "VALID")
         if window[0] != 1 or window[3] != 1 or not plain_padding:
             return ()
-        if entry.role is Role.AVERAGE and average_obstacle(node) is not None:
+        if entry.role is Role.AVERAGE and find_average_obstacle(node) is not None:
             return ()
     return tuple(moved)
 
@@ -248,15 +250,15 @@ def rounds_averages() -> bool:
     graph.put_constant("x", np.array([1, 2], np.uint8).reshape(1, 1, 2, 1), tf.quint8)
     limit = graph.put_constant("limit", np.float32(1))
     window = {"ksize": [1, 1, 2, 1], "strides": [1, 1, 1, 1], "padding": "VALID"}
-    graph.put("QuantizedAvgPool", "pooled", ["x", limit, limit], T=tf.quint8, **window)
-    graph.put("Bitcast", "y", ["pooled"], T=tf.quint8, type=tf.uint8)
+    graph.put_node("QuantizedAvgPool", "pooled", ["x", limit, limit], T=tf.quint8, **window)
+    graph.put_node("Bitcast", "y", ["pooled"], T=tf.quint8, type=tf.uint8)
     (average,) = Runner(import_runnable(graph.to_graph_def()))({}, ["y"])
     return int(np.squeeze(average)) == 2
 
 
-def average_obstacle(node: NodeDef) -> str | None:
+def find_average_obstacle(node: NodeDef) -> str | None:
     """Return why an average pooling does not pass INT8 on; None if it does."""
-    if int(np.prod(integers_attribute(node, "ksize"))) > LARGEST_AVERAGE:
+    if int(np.prod(get_integers_attribute(node, "ksize"))) > LARGEST_AVERAGE:
         return "averages of large windows are finer than INT8"
     if not rounds_averages():
         return "integer average pooling truncates without oneDNN (TF_ENABLE_ONEDNN_OPTS=1)"
@@ -264,27 +266,29 @@ def average_obstacle(node: NodeDef) -> str | None:
 
 
 def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
-    if role_of(node) is not Role.GATHER or node.attr["batch_dims"].i:
+    if get_op_role(node) is not Role.GATHER or node.attr["batch_dims"].i:
         return False
-    table, rows, axis = data_inputs(node)
+    table, rows, axis = list_data_inputs(node)
     if not graph.is_constant(table) or graph.is_constant(rows):
         return False
     is_float = node.attr["Tparams"].type == tf.float32.as_datatype_enum
-    return is_float and len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
+    return (
+        is_float and len(read_constant_shape(graph[table])) == 2 and graph.find_constant(axis) == 0
+    )
 
 
-def never_negative(graph: TensorGraph) -> frozenset[str]:
+def find_nonnegative_nodes(graph: TensorGraph) -> frozenset[str]:
     """Return the nodes whose results are never negative for any data."""
     nonnegative: set[str] = set()
     for name, node in graph.nodes.items():
-        entry, sources = op_type(node), data_inputs(node)
+        entry, sources = get_op_properties(node), list_data_inputs(node)
         moved = sources[: entry.moves or 1]
         if Trait.NEVER_NEGATIVE in entry.traits or (
             Trait.KEEPS_SIGN in entry.traits and moved and nonnegative.issuperset(moved)
         ):
             nonnegative.add(name)
         elif node.op == "Maximum":
-            limits = [graph.constant(source) for source in sources]
+            limits = [graph.find_constant(source) for source in sources]
             if any(limit is not None and np.min(limit, initial=0) >= 0 for limit in limits):
                 nonnegative.add(name)
     return frozenset(nonnegative)
@@ -294,7 +298,9 @@ def never_negative(graph: TensorGraph) -> frozenset[str]:
 _AFFINE = (np.add, np.subtract, np.multiply, np.divide)
 
 
-def only_reader(graph: TensorGraph, consumers: Consumers, name: str) -> tuple[NodeDef, int] | None:
+def find_only_reader(
+    graph: TensorGraph, consumers: Consumers, name: str
+) -> tuple[NodeDef, int] | None:
     """Return the only reader of a node's first result and the input position, or None."""
     readers = consumers[name]
     if len(readers) != 1:
@@ -307,11 +313,11 @@ def only_reader(graph: TensorGraph, consumers: Consumers, name: str) -> tuple[No
 
 def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Fold biases, scalings and batch norms after layers into the weight and one BiasAdd."""
-    consumers = graph.consumers()
+    consumers = graph.find_consumers()
     for node in list(graph.nodes.values()):
         if node.op not in LAYERS or channels_first(node):
             continue
-        weight = graph.constant(node.input[1])
+        weight = graph.find_constant(node.input[1])
         if weight is None or weight.dtype != np.float32:
             continue
         is_depthwise = LAYERS[node.op].is_depthwise
@@ -320,14 +326,14 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
         chain: list[NodeDef] = []
         last = node
         while last.name not in outputs:
-            following = only_reader(graph, consumers, last.name)
+            following = find_only_reader(graph, consumers, last.name)
             if following is None or not _absorb_node(
                 graph, *following, affine, LAYERS[node.op].rank
             ):
                 break
             last = following[0]
             chain.append(last)
-        if chain and [*map(role_of, chain)] != [Role.BIAS]:
+        if chain and [*map(get_op_role, chain)] != [Role.BIAS]:
             _replace_chain(graph, node, weight, affine, last)
 
 
@@ -335,13 +341,13 @@ def _absorb_node(
     graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int
 ) -> bool:
     """Return False if the node is not affine."""
-    entry = op_type(node)
+    entry = get_op_properties(node)
     if entry.role is Role.BATCH_NORM:
         return _absorb_batch_norm(graph, node, position, affine)
     formula = np.add if entry.role is Role.BIAS else entry.formula
     if formula not in _AFFINE or len(node.input) != 2 or channels_first(node):
         return False
-    value = graph.constant(node.input[1 - position])
+    value = graph.find_constant(node.input[1 - position])
     channels = len(affine.scale)
     if value is None or value.ndim > axes:
         return False
@@ -365,7 +371,7 @@ def _absorb_node(
 
 def _absorb_batch_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affine) -> bool:
     """Add FusedBatchNorm(x, scale, offset, mean, variance) in inference to an affine map."""
-    values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
+    values = [graph.find_constant(tensor) for tensor in list_data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
     if position != 0 or trains or channels_first(node) or any(v is None for v in values):
         return False
@@ -381,11 +387,11 @@ def _replace_chain(
     if LAYERS[layer.op].is_depthwise:
         scale = scale.reshape(weight.shape[2:])
     folded = (weight * scale).astype(np.float32)
-    edited = graph.edit(layer.name)
+    edited = graph.edit_node(layer.name)
     if not np.array_equal(folded, weight):
         edited.input[1] = graph.put_constant(f"{layer.name}/weight", folded)
     bias = graph.put_constant(f"{layer.name}/bias", affine.shift.astype(np.float32))
-    graph.add(make_node("BiasAdd", last.name, [layer.name, bias], T=tf.float32))
+    graph.add_node(make_node("BiasAdd", last.name, [layer.name, bias], T=tf.float32))
 
 
 def fold_paddings(graph: TensorGraph) -> None:
@@ -396,19 +402,19 @@ def fold_paddings(graph: TensorGraph) -> None:
         if kernel is None or kernel.is_dense:
             continue
         pad = graph[node.input[0]]
-        if pad.op != "Pad" or output_of(node.input[0]) or channels_first(node):
+        if pad.op != "Pad" or get_output_index(node.input[0]) or channels_first(node):
             continue
-        amounts = graph.constant(pad.input[1])
+        amounts = graph.find_constant(pad.input[1])
         if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
             continue
-        padding = text_attribute(node, "padding")
-        inferred = inferred or shapes(graph)
+        padding = get_text_attribute(node, "padding")
+        inferred = inferred or infer_shapes(graph)
         if padding == "VALID" and _is_same_padding(graph, node, amounts, inferred[pad.name]):
-            edited = graph.edit(name)
+            edited = graph.edit_node(name)
             edited.attr["padding"].s = b"SAME"
         elif "explicit" in kernel.options and padding in ("VALID", "EXPLICIT"):
-            already = integers_attribute(node, "explicit_paddings") or [0] * 8
-            edited = graph.edit(name)
+            already = get_integers_attribute(node, "explicit_paddings") or [0] * 8
+            edited = graph.edit_node(name)
             edited.attr["padding"].s = b"EXPLICIT"
             total = [a + int(b) for a, b in zip(already, amounts.reshape(-1), strict=True)]
             edited.attr["explicit_paddings"].list.i[:] = total
@@ -418,7 +424,7 @@ def fold_paddings(graph: TensorGraph) -> None:
 
 
 def _is_same_padding(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -> bool:
-    weight = graph.constant(node.input[1])
+    weight = graph.find_constant(node.input[1])
     if weight is None or padded is None:
         return False
     around = amounts.sum(axis=1)
@@ -426,28 +432,30 @@ def _is_same_padding(graph: TensorGraph, node: NodeDef, amounts: Array, padded: 
         None if size is None else size - int(zeros)
         for size, zeros in zip(padded, around, strict=True)
     )
-    same = same_paddings(node, weight, sizes)
+    same = compute_same_paddings(node, weight, sizes)
     return same is not None and np.array_equal(amounts, same)
 
 
-def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
+def compute_same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
     """Return the `SAME` padding, [4, 2], of a convolution with channels last.
 
     None if the padding depends on the input's size, and the size is unknown.
     """
-    strides = integers_attribute(node, "strides")
-    dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
+    strides = get_integers_attribute(node, "strides")
+    dilations = get_integers_attribute(node, "dilations") or [1, 1, 1, 1]
     amounts = np.zeros((4, 2), np.int32)
     for axis in (1, 2):
         window = (weight.shape[axis - 1] - 1) * dilations[axis] + 1
-        around = _same_padding(None if sizes is None else sizes[axis], window, strides[axis])
+        around = _compute_axis_padding(
+            None if sizes is None else sizes[axis], window, strides[axis]
+        )
         if around is None:
             return None
         amounts[axis] = around
     return amounts
 
 
-def _same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
+def _compute_axis_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
     """Return the zeros of `SAME` padding before and after an axis; None if the size is needed.
 
     As TensorFlow defines them ("Neural network", `tf.nn`, notes on padding).

@@ -97,7 +97,7 @@ class LayerKernel:
     options: tuple[str, ...] = ()
 
     @property
-    def forms(self) -> tuple[str, ...]:
+    def kernel_forms(self) -> tuple[str, ...]:
         """All forms, which may work on a machine or not."""
         return ("plain", *self.activations, *self.options)
 
@@ -158,7 +158,7 @@ _SMOOTH = ("Tanh", "Sigmoid", "Elu", "GeluExact", "GeluApproximate")
 _DENSE = LayerKernel("_QuantizedMatMul", KernelKind.DENSE, 2, (*_CLIPS, *_SMOOTH))
 
 
-def _arithmetic(
+def _arithmetic_op(
     names: str, formula: Callable[..., Any], elements: values.Rule | None = None, **columns: Any
 ) -> OpType:
     """Return the row of a function of two tensors."""
@@ -166,7 +166,7 @@ def _arithmetic(
     return OpType(names, _both, elements, formula=formula, **columns)
 
 
-def _moving(
+def _moving_op(
     names: str, shape: shapes.Rule, elements: values.Rule | None = None, **columns: Any
 ) -> OpType:
     """Return the row of an op that moves or selects values."""
@@ -234,25 +234,25 @@ ROWS = (
     OpType("ReverseSequence", kind="reverse"),
     OpType("L2Loss", kind="l2_norm"),
     # Functions of several tensors.
-    _arithmetic(
+    _arithmetic_op(
         "Add AddV2",
         np.add,
-        values.elementwise(add),
+        values.elementwise_rule(add),
         kind="add",
         role=Role.ADDITION,
         traits=_POINTWISE | _SEEDS,
     ),
-    _arithmetic("Sub", np.subtract, values.elementwise(sub), traits=_POINTWISE | _SEEDS),
-    _arithmetic("Mul", np.multiply, values.elementwise(mul), traits=_POINTWISE | _SEEDS),
-    _arithmetic("RealDiv", np.divide, kind="div"),
-    _arithmetic("Pow", np.power),
+    _arithmetic_op("Sub", np.subtract, values.elementwise_rule(sub), traits=_POINTWISE | _SEEDS),
+    _arithmetic_op("Mul", np.multiply, values.elementwise_rule(mul), traits=_POINTWISE | _SEEDS),
+    _arithmetic_op("RealDiv", np.divide, kind="div"),
+    _arithmetic_op("Pow", np.power),
     OpType("AddN", _both, kind="add"),
-    OpType("Div TruncateDiv", _both, values.elementwise(values.truncated(floordiv))),
-    OpType("Mod TruncateMod", _both, values.elementwise(values.truncated(mod))),
-    OpType("FloorDiv", _both, values.elementwise(floordiv), kind="div"),
-    OpType("FloorMod", _both, values.elementwise(mod), traits=_SEEDS),
-    OpType("Maximum", _both, values.elementwise(maximum), traits=_HIDES),
-    OpType("Minimum", _both, values.elementwise(minimum), traits=_HIDES),
+    OpType("Div TruncateDiv", _both, values.elementwise_rule(values.truncated_division(floordiv))),
+    OpType("Mod TruncateMod", _both, values.elementwise_rule(values.truncated_division(mod))),
+    OpType("FloorDiv", _both, values.elementwise_rule(floordiv), kind="div"),
+    OpType("FloorMod", _both, values.elementwise_rule(mod), traits=_SEEDS),
+    OpType("Maximum", _both, values.elementwise_rule(maximum), traits=_HIDES),
+    OpType("Minimum", _both, values.elementwise_rule(minimum), traits=_HIDES),
     OpType("SquaredDifference", _both, traits=_POSITIVE),
     OpType("SelectV2", _both, kind="where", traits=_HIDES),
     OpType("Select", shapes.of_second, kind="where"),
@@ -268,27 +268,33 @@ ROWS = (
     ),
     # Reductions.
     OpType("Mean", shapes.reduction, traits=_SIGN),
-    OpType("Sum", shapes.reduction, values.reduction(add), traits=_SIGN),
-    OpType("Max", shapes.reduction, values.reduction(maximum), traits=_SIGN | _HIDES),
-    OpType("Min", shapes.reduction, values.reduction(minimum), traits=_SIGN | _HIDES),
-    OpType("Prod", shapes.reduction, values.reduction(mul)),
+    OpType("Sum", shapes.reduction, values.reduction_rule(add), traits=_SIGN),
+    OpType("Max", shapes.reduction, values.reduction_rule(maximum), traits=_SIGN | _HIDES),
+    OpType("Min", shapes.reduction, values.reduction_rule(minimum), traits=_SIGN | _HIDES),
+    OpType("Prod", shapes.reduction, values.reduction_rule(mul)),
     OpType("All Any", shapes.reduction),
     # Ops that move or select values.
-    _moving("Reshape", shapes.reshape, _first, role=Role.RESHAPE, traits=_VIEW),
-    _moving("Squeeze", shapes.squeeze, _first, kind="reshape", traits=_VIEW),
-    _moving("ExpandDims", shapes.expand, _first, kind="reshape", traits=_VIEW),
-    _moving("Transpose", shapes.transpose, traits=_SIGN | _SHARES),
-    _moving("Slice", shapes.slice_by_size, values.slice_by_size, traits=_VIEW),
-    _moving("StridedSlice", shapes.strided_slice, values.strided_slice, kind="slice", traits=_VIEW),
-    _moving("ConcatV2", shapes.concat, values.concat, kind="concat", moves=-1, traits=_VIEW),
-    _moving("MaxPool", shapes.pooling, kernel="QuantizedMaxPool", traits=_SIGN | _HIDES),
-    _moving("AvgPool", shapes.pooling, kernel="QuantizedAvgPool", role=Role.AVERAGE),
-    _moving("Pad", shapes.pad, traits=_SIGN | _SHARES),
-    _moving("SpaceToDepth", shapes.space_to_depth),
-    _moving("DepthToSpace", shapes.depth_to_space),
-    _moving("SpaceToBatchND", shapes.space_to_batch, kind="space_to_depth", traits=_SIGN | _SHARES),
-    _moving("BatchToSpaceND", shapes.batch_to_space, kind="depth_to_space", traits=_SIGN | _SHARES),
-    _moving("ResizeNearestNeighbor", shapes.resize, kind="resize_nearest"),
+    _moving_op("Reshape", shapes.reshape, _first, role=Role.RESHAPE, traits=_VIEW),
+    _moving_op("Squeeze", shapes.squeeze, _first, kind="reshape", traits=_VIEW),
+    _moving_op("ExpandDims", shapes.expand, _first, kind="reshape", traits=_VIEW),
+    _moving_op("Transpose", shapes.transpose, traits=_SIGN | _SHARES),
+    _moving_op("Slice", shapes.slice_by_size, values.slice_by_size, traits=_VIEW),
+    _moving_op(
+        "StridedSlice", shapes.strided_slice, values.strided_slice, kind="slice", traits=_VIEW
+    ),
+    _moving_op("ConcatV2", shapes.concat, values.concat, kind="concat", moves=-1, traits=_VIEW),
+    _moving_op("MaxPool", shapes.pooling, kernel="QuantizedMaxPool", traits=_SIGN | _HIDES),
+    _moving_op("AvgPool", shapes.pooling, kernel="QuantizedAvgPool", role=Role.AVERAGE),
+    _moving_op("Pad", shapes.pad, traits=_SIGN | _SHARES),
+    _moving_op("SpaceToDepth", shapes.space_to_depth),
+    _moving_op("DepthToSpace", shapes.depth_to_space),
+    _moving_op(
+        "SpaceToBatchND", shapes.space_to_batch, kind="space_to_depth", traits=_SIGN | _SHARES
+    ),
+    _moving_op(
+        "BatchToSpaceND", shapes.batch_to_space, kind="depth_to_space", traits=_SIGN | _SHARES
+    ),
+    _moving_op("ResizeNearestNeighbor", shapes.resize, kind="resize_nearest"),
     OpType("ResizeBilinear", shapes.resize, traits=_SIGN),
     OpType("ResizeBicubic", shapes.resize),
     OpType("EnsureShape", _same, kind="reshape"),
@@ -357,7 +363,7 @@ OPS: Mapping[str, OpType] = {name: row for row in ROWS for name in row.names.spl
 _UNLISTED = OpType("")
 
 
-def types_of(*roles: Role) -> frozenset[str]:
+def list_types_with(*roles: Role) -> frozenset[str]:
     """Return the op types with one of some roles."""
     return frozenset(name for name, row in OPS.items() if row.role in roles)
 
@@ -366,9 +372,9 @@ def types_of(*roles: Role) -> frozenset[str]:
 LAYERS: Mapping[str, LayerKernel] = {name: row.layer for name, row in OPS.items() if row.layer}
 #: Integer kernel of layers → its kind.
 INTEGER_KERNELS = {layer.op: layer.kind for layer in LAYERS.values()}
-PLACEHOLDERS = types_of(Role.PLACEHOLDER, Role.OPTIONAL_PLACEHOLDER)
+PLACEHOLDERS = list_types_with(Role.PLACEHOLDER, Role.OPTIONAL_PLACEHOLDER)
 #: Ops of dataflow control: branches and loops.
-CONTROL_FLOW = types_of(
+CONTROL_FLOW = list_types_with(
     Role.SWITCH, Role.MERGE, Role.ENTER, Role.EXIT, Role.NEXT_ITERATION, Role.LOOP_CONDITION
 ) - {"_SwitchN", "RefEnter", "RefExit"}
 _KIND_OF = {
@@ -382,16 +388,16 @@ TYPES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def op_type(node: NodeDef) -> OpType:
+def get_op_properties(node: NodeDef) -> OpType:
     """Return the properties of a node's op type."""
     return OPS.get(node.op, _UNLISTED)
 
 
-def role_of(node: NodeDef) -> Role | None:
+def get_op_role(node: NodeDef) -> Role | None:
     """Return the role of a node."""
-    return op_type(node).role
+    return get_op_properties(node).role
 
 
 def has_trait(node: NodeDef, trait: Trait) -> bool:
     """Whether a node's op type has a property."""
-    return trait in op_type(node).traits
+    return trait in get_op_properties(node).traits

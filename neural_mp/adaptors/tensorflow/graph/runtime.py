@@ -31,11 +31,11 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     GraphDef,
     NodeDef,
     TensorGraph,
-    constant_bytes,
-    copied,
-    indexed,
-    node_of,
-    without,
+    copy_node,
+    count_constant_bytes,
+    get_node_name,
+    indexed_name,
+    replace_constants,
 )
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 
@@ -119,13 +119,13 @@ class Runner:
         fed = {name: value for name, value in feeds.items() if name not in self._held}
         computed = [name for name in fetches if name not in available]
         if (len(fed), len(computed)) == (len(feeds), len(fetches)):
-            self._callables[key] = self._compiled(available, fetches)
+            self._callables[key] = self._make_callable(available, fetches)
             return self._compute_fetches(feeds, fetches)
         # The runtime rejects tensors that are both fed and fetched.
         outputs = iter(self._compute_fetches(fed, computed) if computed else ())
         return [available[name] if name in available else next(outputs) for name in fetches]
 
-    def traced(
+    def trace_runs(
         self, feeds: Mapping[str, Any], fetches: Sequence[str], runs: int
     ) -> Iterator[StepStats]:
         """Yield the runtime's statistics of each of N runs.
@@ -138,7 +138,7 @@ class Runner:
             self._callables.clear()
         # A graph compiled for tracing needs as much memory as the other, permanently if the
         # session compiles it automatically.
-        run = self._compiled(feeds, fetches, trace_level=config_pb2.RunOptions.FULL_TRACE)
+        run = self._make_callable(feeds, fetches, trace_level=config_pb2.RunOptions.FULL_TRACE)
         for _ in range(runs):
             metadata = config_pb2.RunMetadata()
             try:
@@ -147,10 +147,10 @@ class Runner:
                 raise _run_error(error) from error
             yield metadata.step_stats
 
-    def _compiled(self, feeds: Iterable[str], fetches: Iterable[str], **how: object) -> Any:
+    def _make_callable(self, feeds: Iterable[str], fetches: Iterable[str], **how: object) -> Any:
         options = config_pb2.CallableOptions(
-            feed=[indexed(name) for name in feeds],
-            fetch=[indexed(name) for name in fetches],
+            feed=[indexed_name(name) for name in feeds],
+            fetch=[indexed_name(name) for name in fetches],
             run_options=config_pb2.RunOptions(**how),
         )
         return self._session._make_callable_from_options(options)
@@ -234,7 +234,7 @@ def keep_forever(error: BaseException) -> None:
 
 
 @cache
-def _cpu_cluster() -> Cluster:
+def _describe_cpu_cluster() -> Cluster:
     """Return a processor as a description of where graphs run, which the optimizer requires.
 
     By default, it would examine this machine for every graph, which takes as long as its passes
@@ -246,7 +246,7 @@ def _cpu_cluster() -> Cluster:
     return cluster
 
 
-def offline_passes(
+def run_offline_passes(
     graph: GraphDef, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
 ) -> GraphDef:
     """Return a graph rewritten by passes (e.g. `constfold`) of the runtime, without a run.
@@ -258,7 +258,7 @@ def offline_passes(
     """
     import_runnable(graph)  # the optimizer does not check all that it reads
     meta = meta_graph_pb2.MetaGraphDef(graph_def=graph)
-    protected = dict.fromkeys(node_of(tensor) for tensor in (*outputs, *inputs))
+    protected = dict.fromkeys(get_node_name(tensor) for tensor in (*outputs, *inputs))
     meta.collection_def["train_op"].node_list.value.extend(protected)
     config = config_pb2.ConfigProto()
     rewrites = config.graph_options.rewrite_options
@@ -267,7 +267,7 @@ def offline_passes(
     rewrites.min_graph_nodes = -1
     # Only the pass `layout` reads the option.
     rewrites.cpu_layout_conversion = rewriter_config_pb2.RewriterConfig.NCHW_TO_NHWC
-    return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cpu_cluster())
+    return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_describe_cpu_cluster())
 
 
 def optimize_graph(
@@ -278,7 +278,7 @@ def optimize_graph(
     held: Collection[str] = (),
     device: str = "",
 ) -> TensorGraph:
-    """Return a graph after `offline_passes`, which would copy large constants several times.
+    """Return a graph after `run_offline_passes`, which would copy large constants several times.
 
     `held` are constants that are placeholders in the result; `device` is the device of the ops
     that have none, empty to leave them without.
@@ -286,12 +286,12 @@ def optimize_graph(
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    large = {name: node for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
-    light = without(graph, {*large, *held})
+    large = {name: node for name, node in graph.nodes.items() if count_constant_bytes(node) > LARGE}
+    light = replace_constants(graph, {*large, *held})
     if device:
         for node in light.node:
             node.device = node.device or device
-    passed = offline_passes(light, passes, (*inputs, *held), outputs)
+    passed = run_offline_passes(light, passes, (*inputs, *held), outputs)
     result = TensorGraph.from_graph_def(passed)
     for name in large.keys() - set(held):
         if name in result:
@@ -303,7 +303,7 @@ def _set_control_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:
     """Return a constant with the control inputs that passes gave to its placeholder."""
     if list(constant.input) == list(controls):
         return constant
-    changed = copied(constant)
+    changed = copy_node(constant)
     changed.input[:] = controls
     return changed
 
@@ -318,14 +318,14 @@ def compile_runner(
 
     `held` are constants that are fed in every run instead, and their values.
     """
-    is_large = sum(map(constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
+    is_large = sum(map(count_constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
     try:
         fused = optimize_graph(graph, _FUSING, inputs, outputs, held, CPU)
         return Runner(import_runnable(fused.to_graph_def()), held, is_large=is_large)
     except (tf.errors.OpError, ValueError, ModelLoadError):
         # Convolutions fused in BF16 exist only inside of a session.
         logger.debug("The session has to fuse the ops", exc_info=True)
-    whole = import_runnable(without(graph, held))
+    whole = import_runnable(replace_constants(graph, held))
     return Runner(whole, held, is_fused=False, is_large=is_large)
 
 
@@ -334,7 +334,7 @@ _DEVICES = ("CPU", "DEFAULT")
 
 
 @cache
-def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
+def list_kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
     """Return the element types of an op's CPU kernels; empty for ops without `attribute`."""
     definition = op_def_registry.get(op)
     attributes = () if definition is None else definition.attr

@@ -19,7 +19,7 @@ Elements: TypeAlias = NDArray[np.object_]
 Rule: TypeAlias = Callable[[NodeDef, Sequence[Facts]], Elements]
 
 
-def elements(values: object) -> Elements:
+def to_elements(values: object) -> Elements:
     """Return integers and expressions as an array, which may have no axes."""
     return np.asarray(values, dtype=object)
 
@@ -34,18 +34,18 @@ def of_first(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     return _require_value(inputs[0])
 
 
-def elementwise(compute: Callable[..., Size]) -> Rule:
+def elementwise_rule(compute: Callable[..., Size]) -> Rule:
     ufunc = np.frompyfunc(compute, 2, 1)
-    return lambda node, inputs: elements(
+    return lambda node, inputs: to_elements(
         ufunc(_require_value(inputs[0]), _require_value(inputs[1]))
     )
 
 
 def negative(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return elements(-_require_value(inputs[0]))
+    return to_elements(-_require_value(inputs[0]))
 
 
-def truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
+def truncated_division(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
     """Return a division that rounds to zero: of no negative values, as one that rounds down."""
 
     def divide_nonnegative(lhs: Size, rhs: Size) -> Size:
@@ -56,7 +56,7 @@ def truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Siz
     return divide_nonnegative
 
 
-def reduction(compute: Callable[[Size, Size], Size]) -> Rule:
+def reduction_rule(compute: Callable[[Size, Size], Size]) -> Rule:
     ufunc = np.frompyfunc(compute, 2, 1)
 
     def reduce_elements(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
@@ -64,22 +64,22 @@ def reduction(compute: Callable[[Size, Size], Size]) -> Rule:
         if not values.size:
             raise ValueError("there are no elements")
         for axis in sorted(axis % values.ndim for axis in axes)[::-1]:
-            values = elements(ufunc.reduce(values, axis=axis, keepdims=node.attr["keep_dims"].b))
+            values = to_elements(ufunc.reduce(values, axis=axis, keepdims=node.attr["keep_dims"].b))
         return values
 
     return reduce_elements
 
 
 def shape(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return elements([*inputs[0].sizes])
+    return to_elements([*inputs[0].sizes])
 
 
 def size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return elements(prod(inputs[0].sizes))
+    return to_elements(prod(inputs[0].sizes))
 
 
 def rank(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
-    return elements(len(inputs[0].sizes))
+    return to_elements(len(inputs[0].sizes))
 
 
 def stack(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
@@ -95,19 +95,19 @@ def gather(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
         raise ValueError("rows of batches are not tracked")
     rows = np.reshape(inputs[1].integers, [int(size) for size in _require_value(inputs[1]).shape])
     axis = inputs[2].integers[0] if len(inputs) > 2 else 0
-    return elements(np.take(_require_value(inputs[0]), rows.astype(np.intp), axis))
+    return to_elements(np.take(_require_value(inputs[0]), rows.astype(np.intp), axis))
 
 
 def strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     values = _require_value(inputs[0])
     bounds = [facts.integers for facts in inputs[1:4]]
-    return elements(values[tuple(index_parts(node, bounds, values.ndim))])
+    return to_elements(values[tuple(index_parts(node, bounds, values.ndim))])
 
 
 def slice_by_size(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     parts = zip(inputs[1].integers, inputs[2].integers, strict=True)
     slices = (slice(begin, None if size == -1 else begin + size) for begin, size in parts)
-    return elements(_require_value(inputs[0])[tuple(slices)])
+    return to_elements(_require_value(inputs[0])[tuple(slices)])
 
 
 def fill(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
@@ -119,4 +119,4 @@ def fill(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
 
 def range_of(node: NodeDef, inputs: Sequence[Facts]) -> Elements:
     numbers = range(*(facts.integers[0] for facts in inputs))
-    return elements([*numbers[: MAX_ELEMENTS + 1]])
+    return to_elements([*numbers[: MAX_ELEMENTS + 1]])

@@ -18,34 +18,34 @@ from typing import TypeVar
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signatures.signature import Shape
-from neural_mp.adaptors.common.symbolic_sizes import Size, as_size, unknown
+from neural_mp.adaptors.common.symbolic_sizes import Size, mark_as_size, unknown_size
 from neural_mp.adaptors.tensorflow.graph.ops import (
     CONTROL_FLOW,
     PLACEHOLDERS,
     Role,
-    op_type,
-    role_of,
+    get_op_properties,
+    get_op_role,
 )
 from neural_mp.adaptors.tensorflow.graph.runtime import import_graph
-from neural_mp.adaptors.tensorflow.graph.shape_elements import MAX_ELEMENTS, Elements, elements
+from neural_mp.adaptors.tensorflow.graph.shape_elements import MAX_ELEMENTS, Elements, to_elements
 from neural_mp.adaptors.tensorflow.graph.shape_rules import Facts, Sizes
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     GraphDef,
     NodeDef,
     TensorGraph,
-    constant_size,
-    copied,
-    data_inputs,
-    known_sizes,
+    copy_node,
+    count_constant_elements,
+    get_node_name,
+    get_output_index,
+    list_data_inputs,
+    list_known_sizes,
+    list_result_dtypes,
     make_constant,
     make_node,
-    node_of,
-    output_of,
-    result_dtypes,
     without_large,
 )
-from neural_mp.util.text import counted
+from neural_mp.util.text import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -77,15 +77,15 @@ class Shapes:
     symbolic: Mapping[str, list[tuple[Size, ...] | None]]
 
     def __getitem__(self, tensor: str) -> Shape:
-        return self.fixed[node_of(tensor)][output_of(tensor)]
+        return self.fixed[get_node_name(tensor)][get_output_index(tensor)]
 
-    def alike(self, lhs: str, rhs: str) -> bool:
+    def are_equal(self, lhs: str, rhs: str) -> bool:
         """Whether the first results of two nodes are certain to have equal shapes in every run."""
         first, second = self.symbolic[lhs][0], self.symbolic[rhs][0]
         return first is not None and first == second
 
 
-def shapes(graph: TensorGraph) -> Shapes:
+def infer_shapes(graph: TensorGraph) -> Shapes:
     """Infer the shapes of a graph."""
     serialized: bytes = without_large(graph, _LARGE).SerializeToString(deterministic=True)
     return _infer_shapes(serialized)
@@ -95,8 +95,8 @@ def shapes(graph: TensorGraph) -> Shapes:
 def _infer_shapes(serialized: bytes) -> Shapes:
     """Infer the shapes of a serialized graph; a graph is asked for many times in a row."""
     graph = TensorGraph.from_graph_def(GraphDef.FromString(serialized))
-    static = _static_shapes(graph)
-    symbolic = _Inference(graph, static).symbolic_shapes()
+    static = _infer_static_shapes(graph)
+    symbolic = _Inference(graph, static).infer_symbolic_shapes()
     fixed = {
         name: [
             None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
@@ -107,10 +107,10 @@ def _infer_shapes(serialized: bytes) -> Shapes:
     return Shapes(fixed, symbolic)
 
 
-def _static_shapes(graph: TensorGraph) -> dict[str, list[Shape]]:
+def _infer_static_shapes(graph: TensorGraph) -> dict[str, list[Shape]]:
     """Return node → shapes as TensorFlow infers them."""
     return {
-        operation.name: [known_sizes(tensor.shape) for tensor in operation.outputs]
+        operation.name: [list_known_sizes(tensor.shape) for tensor in operation.outputs]
         for operation in import_graph(graph.to_graph_def()).get_operations()
     }
 
@@ -124,28 +124,28 @@ class _Inference:
         self.following = {
             name: node.input[1]
             for name, node in graph.nodes.items()
-            if role_of(node) is Role.MERGE
-            and [role_of(graph[t]) for t in node.input] == _LOOP_VARIABLE
+            if get_op_role(node) is Role.MERGE
+            and [get_op_role(graph[t]) for t in node.input] == _LOOP_VARIABLE
         }
         #: Loop variable → sizes that are the same in all iterations, None for others.
         self.invariant: dict[str, Sizes] = {}
         self.facts: dict[str, list[Facts]] = {}
 
-    def symbolic_shapes(self) -> dict[str, list[tuple[Size, ...] | None]]:
+    def infer_symbolic_shapes(self) -> dict[str, list[tuple[Size, ...] | None]]:
         """Return node → shapes of its results.
 
         Most loop variables keep the shape that they start with, which is assumed, except for sizes
         that turn out to differ in the next iteration. After `MAX_PASSES`, only ranks are assumed.
         """
-        order = self.graph.pruned(self.graph.nodes).nodes
+        order = self.graph.prune_unused(self.graph.nodes).nodes
         for _ in range(MAX_PASSES):
             self._derive_facts(order)
             changed = {
-                name: _equal_sizes(
-                    self._tensor_facts(name).shape, self._tensor_facts(successor).shape
+                name: _keep_equal_sizes(
+                    self._get_tensor_facts(name).shape, self._get_tensor_facts(successor).shape
                 )
                 for name, successor in self.following.items()
-                if self._tensor_facts(name).shape != self._tensor_facts(successor).shape
+                if self._get_tensor_facts(name).shape != self._get_tensor_facts(successor).shape
             }
             if all(self.invariant.get(name, ()) == sizes for name, sizes in changed.items()):
                 break
@@ -154,7 +154,7 @@ class _Inference:
             logger.warning(
                 "the sizes of %s are unknown: loops changed some in each of %d passes over the "
                 "graph",
-                counted(len(self.following), "loop variable"),
+                format_count(len(self.following), "loop variable"),
                 MAX_PASSES,
             )
             self._assume_ranks(order)
@@ -162,29 +162,31 @@ class _Inference:
 
     def _assume_ranks(self, order: Mapping[str, NodeDef]) -> None:
         """Derive the facts from the ranks of loop variables, or from nothing if one changes."""
-        shapes = {name: self._tensor_facts(name).shape for name in self.following}
+        shapes = {name: self._get_tensor_facts(name).shape for name in self.following}
         ranks: dict[str, Sizes] = {
             name: None if shape is None else (None,) * len(shape) for name, shape in shapes.items()
         }
         for assumed in (ranks, dict.fromkeys(self.following)):
             self.invariant = assumed
             self._derive_facts(order)
-            pairs = (map(self._tensor_facts, pair) for pair in self.following.items())
-            if all(_equal_sizes(a.shape, b.shape) is not None or a.shape is None for a, b in pairs):
+            pairs = (map(self._get_tensor_facts, pair) for pair in self.following.items())
+            if all(
+                _keep_equal_sizes(a.shape, b.shape) is not None or a.shape is None for a, b in pairs
+            ):
                 return
 
     def _derive_facts(self, order: Mapping[str, NodeDef]) -> None:
         self.facts = {}
         for name, node in order.items():
-            self.facts[name] = self._facts_of(node)
+            self.facts[name] = self._infer_node_facts(node)
 
-    def _tensor_facts(self, tensor: str) -> Facts:
+    def _get_tensor_facts(self, tensor: str) -> Facts:
         """Return the facts about a tensor; nothing for one of a later iteration of a loop."""
-        results = self.facts.get(node_of(tensor))
-        return results[output_of(tensor)] if results else _NOTHING
+        results = self.facts.get(get_node_name(tensor))
+        return results[get_output_index(tensor)] if results else _NOTHING
 
-    def _facts_of(self, node: NodeDef) -> list[Facts]:
-        inputs = [self._tensor_facts(tensor) for tensor in data_inputs(node)]
+    def _infer_node_facts(self, node: NodeDef) -> list[Facts]:
+        inputs = [self._get_tensor_facts(tensor) for tensor in list_data_inputs(node)]
         static = self.static[node.name]
         derived = self._derive_shapes(node, inputs)
         if len(derived) < len(static) and self._exceeds_static(node, inputs):
@@ -195,31 +197,31 @@ class _Inference:
             )
             for index, shape in enumerate(static)
         ]
-        values = self._values(node, inputs, merged)
+        values = self._infer_elements(node, inputs, merged)
         return [Facts(*pair) for pair in zip(merged, values, strict=True)]
 
     def _derive_shapes(self, node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
         """Return shapes of the first results; empty if nothing can be derived."""
-        if role_of(node) is Role.SWITCH:
+        if get_op_role(node) is Role.SWITCH:
             return [inputs[0].shape] * len(self.static[node.name])
-        if role_of(node) is Role.MERGE:
+        if get_op_role(node) is Role.MERGE:
             return [self._merge_shapes(node, [facts.shape for facts in inputs]), ()]
-        return _try_rule(op_type(node).shape, node, inputs) or ()
+        return _try_rule(get_op_properties(node).shape, node, inputs) or ()
 
     def _merge_shapes(self, node: NodeDef, shapes: Sequence[tuple[Size, ...] | None]) -> Sizes:
         if node.name in self.following:
             return self.invariant.get(node.name, shapes[0])
         common: Sizes = shapes[0]
         for shape in shapes[1:]:
-            common = _equal_sizes(common, shape)
+            common = _keep_equal_sizes(common, shape)
         return common
 
-    def _values(
+    def _infer_elements(
         self, node: NodeDef, inputs: Sequence[Facts], merged: Sequence[tuple[Size, ...] | None]
     ) -> list[Elements | None]:
         """Return the elements of each result that is a small tensor of integers, else None."""
         values: list[Elements | None] = [None] * len(merged)
-        dtypes = result_dtypes(node)
+        dtypes = list_result_dtypes(node)
         for index, shape in enumerate(merged):
             if index >= len(dtypes) or dtypes[index] not in _INTEGERS or shape is None:
                 continue
@@ -228,17 +230,17 @@ class _Inference:
             if len(sizes) < len(shape) or count > MAX_ELEMENTS:
                 continue
             derived = None
-            if node.op == CONSTANT and constant_size(node) == count:
-                derived = elements(self.graph.value(node.name).tolist())
-            elif index == 0 or role_of(node) is Role.SWITCH:
-                derived = _try_rule(op_type(node).elements, node, inputs)
+            if node.op == CONSTANT and count_constant_elements(node) == count:
+                derived = to_elements(self.graph.constant_value(node.name).tolist())
+            elif index == 0 or get_op_role(node) is Role.SWITCH:
+                derived = _try_rule(get_op_properties(node).elements, node, inputs)
             if (
                 derived is None
                 or derived.size != count
                 or not all(map(_is_small, derived.reshape(-1).tolist()))
             ):
                 names = (f"{node.name}:{index}({position})" for position in range(count))
-                derived = elements([unknown(name, nonnegative=False) for name in names])
+                derived = to_elements([unknown_size(name, nonnegative=False) for name in names])
             values[index] = derived.reshape(sizes)
         return values
 
@@ -246,10 +248,10 @@ class _Inference:
         """Whether more is known of the inputs of a node than TensorFlow infers in the graph."""
         if node.op in (CONSTANT, *PLACEHOLDERS, *CONTROL_FLOW):
             return False
-        for tensor, facts in zip(data_inputs(node), inputs, strict=True):
+        for tensor, facts in zip(list_data_inputs(node), inputs, strict=True):
             if facts.shape is None:
                 continue
-            shape = self.static[node_of(tensor)][output_of(tensor)]
+            shape = self.static[get_node_name(tensor)][get_output_index(tensor)]
             sizes = [size if isinstance(size, int) else None for size in facts.shape]
             if shape is None or sizes != list(shape):
                 return True
@@ -260,16 +262,16 @@ class _Inference:
     def _infer_with_facts(self, node: NodeDef, inputs: Sequence[Facts]) -> list[Shape]:
         """Return the shapes that TensorFlow infers of the results from what is known of inputs."""
         isolated = TensorGraph({}, self.graph.versions, self.graph.library)
-        tensors = data_inputs(node)
+        tensors = list_data_inputs(node)
         for position, (tensor, facts) in enumerate(zip(tensors, inputs, strict=True)):
-            dtype = result_dtypes(self.graph[tensor])[output_of(tensor)]
+            dtype = list_result_dtypes(self.graph[tensor])[get_output_index(tensor)]
             _add_stand_in(isolated, f"input_{position}", dtype, facts)
-        name = isolated.unused("node")
-        copy = copied(node, name)
+        name = isolated.unused_name("node")
+        copy = copy_node(node, name)
         copy.input[:] = [f"input_{position}" for position in range(len(tensors))]
-        isolated.add(copy)
+        isolated.add_node(copy)
         try:
-            shapes_alone = _static_shapes(isolated)[name]
+            shapes_alone = _infer_static_shapes(isolated)[name]
         except (ValueError, tf.errors.OpError):
             logger.debug("TensorFlow rejects the inputs of %s", node.name, exc_info=True)
             return self.static[node.name]
@@ -282,20 +284,20 @@ def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) 
     if facts.value is None or facts.value.ndim > 1:
         sizes = facts.shape
         shape = None if sizes is None else [n if isinstance(n, int) else None for n in sizes]
-        graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape(shape))
+        graph.put_node("Placeholder", name, dtype=dtype, shape=tf.TensorShape(shape))
         return
     parts = []
     for position, element in enumerate(facts.elements):
         part = f"{name}/{position}" if facts.value.ndim else name
         if isinstance(element, int):
-            graph.add(make_constant(part, element, dtype))
+            graph.add_node(make_constant(part, element, dtype))
         else:
-            graph.put("Placeholder", part, dtype=dtype, shape=tf.TensorShape([]))
+            graph.put_node("Placeholder", part, dtype=dtype, shape=tf.TensorShape([]))
         parts.append(part)
     if facts.value.ndim and parts:
-        graph.add(make_node("Pack", name, parts, T=dtype, N=len(parts), axis=0))
+        graph.add_node(make_node("Pack", name, parts, T=dtype, N=len(parts), axis=0))
     elif facts.value.ndim:
-        graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape([0]))
+        graph.put_node("Placeholder", name, dtype=dtype, shape=tf.TensorShape([0]))
 
 
 def _try_rule(
@@ -310,7 +312,7 @@ def _try_rule(
         return None
 
 
-def _equal_sizes(first: Sizes, second: Sizes) -> Sizes:
+def _keep_equal_sizes(first: Sizes, second: Sizes) -> Sizes:
     """Return a shape with the sizes that are equal in both, None for others."""
     if first is None or second is None or len(first) != len(second):
         return None
@@ -335,9 +337,9 @@ def _complete_sizes(tensor: str, static: Shape, derived: Sizes) -> tuple[Size, .
         if constant is not None:
             sizes.append(constant)
         elif size is not None and _is_small(size) and not (isinstance(size, int) and size < 0):
-            sizes.append(as_size(size))
+            sizes.append(mark_as_size(size))
         else:
-            sizes.append(unknown(f"{tensor}[{axis}]"))
+            sizes.append(unknown_size(f"{tensor}[{axis}]"))
     return tuple(sizes)
 
 
@@ -351,7 +353,7 @@ def with_sizes(graph: TensorGraph, sizes: Mapping[str, tuple[int, ...]]) -> tf.G
     None for a graph with branches or loops, whose sizes depend on values, and for inputs in the
     middle of the graph.
     """
-    named = {node_of(tensor): shape for tensor, shape in sizes.items()}
+    named = {get_node_name(tensor): shape for tensor, shape in sizes.items()}
     if any(node.op in CONTROL_FLOW for node in graph.nodes.values()):
         return None
     if any(graph[name].op not in PLACEHOLDERS for name in named):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.symbolic_sizes import (
     Size,
-    broadcast,
+    broadcast_size,
     ceil_div,
     is_nonnegative,
     maximum,
@@ -26,8 +26,8 @@ from neural_mp.adaptors.common.symbolic_sizes import (
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     channels_first,
-    integers_attribute,
-    text_attribute,
+    get_integers_attribute,
+    get_text_attribute,
 )
 
 #: Sizes of a tensor, None if nothing is known of an axis; None if the rank is unknown.
@@ -89,15 +89,15 @@ def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Siz
     """Return the shape of two tensors combined elementwise."""
     rank = max(len(first), len(second))
     lhs, rhs = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (first, second))
-    return tuple(map(broadcast, lhs, rhs))
+    return tuple(map(broadcast_size, lhs, rhs))
 
 
 def _window_sizes(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, Size]:
     """Return axis → size after a window, of spatial sizes `window`, moves over a tensor."""
-    sizes, strides = source.sizes, integers_attribute(node, "strides")
-    dilations = integers_attribute(node, "dilations") or [1] * len(sizes)
-    explicit = integers_attribute(node, "explicit_paddings")
-    padding, moved = text_attribute(node, "padding"), {}
+    sizes, strides = source.sizes, get_integers_attribute(node, "strides")
+    dilations = get_integers_attribute(node, "dilations") or [1] * len(sizes)
+    explicit = get_integers_attribute(node, "explicit_paddings")
+    padding, moved = get_text_attribute(node, "padding"), {}
     for index, width in enumerate(window):
         axis = index + (2 if channels_first(node) else 1)
         size, stride = sizes[axis], strides[axis]
@@ -123,7 +123,7 @@ def depthwise_convolution(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]
 
 
 def pooling(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    source, window = inputs[0].sizes, integers_attribute(node, "ksize")
+    source, window = inputs[0].sizes, get_integers_attribute(node, "ksize")
     spatial = window[2:] if channels_first(node) else window[1:-1]
     channel_axis = 1 if channels_first(node) else len(source) - 1
     if window[0] != 1 or window[channel_axis] != 1:
@@ -191,14 +191,14 @@ def batch_to_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 def depth_to_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     (batch, height, width, channels), block = inputs[0].sizes, node.attr["block_size"].i
-    if text_attribute(node, "data_format") not in ("", "NHWC"):
+    if get_text_attribute(node, "data_format") not in ("", "NHWC"):
         return [None]
     return [(batch, height * block, width * block, channels // block**2)]
 
 
 def space_to_depth(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     (batch, height, width, channels), block = inputs[0].sizes, node.attr["block_size"].i
-    if text_attribute(node, "data_format") not in ("", "NHWC"):
+    if get_text_attribute(node, "data_format") not in ("", "NHWC"):
         return [None]
     return [(batch, height // block, width // block, channels * block**2)]
 
@@ -215,14 +215,14 @@ def product(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 
 def einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    equation = text_attribute(node, "equation").replace(" ", "")
+    equation = get_text_attribute(node, "equation").replace(" ", "")
     factors, _, result = equation.partition("->")
     if "." in equation or "->" not in equation:
         return [None]
     label_sizes: dict[str, Size] = {}
     for labels, facts in zip(factors.split(","), inputs, strict=True):
         for label, size in zip(labels, facts.sizes, strict=True):
-            label_sizes[label] = broadcast(label_sizes.get(label, 1), size)
+            label_sizes[label] = broadcast_size(label_sizes.get(label, 1), size)
     return [tuple(label_sizes.get(label) for label in result)]
 
 
@@ -243,7 +243,7 @@ def expand(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 
 def squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes = inputs[0].sizes
-    axes = {axis % len(sizes) for axis in integers_attribute(node, "squeeze_dims")}
+    axes = {axis % len(sizes) for axis in get_integers_attribute(node, "squeeze_dims")}
     if not axes:
         return [None]
     return [tuple(size for axis, size in enumerate(sizes) if axis not in axes)]

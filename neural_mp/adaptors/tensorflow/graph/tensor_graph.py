@@ -34,7 +34,7 @@ LARGE = 1 << 15
 _STORED_AS = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}
 
 
-def node_of(tensor: str) -> str:
+def get_node_name(tensor: str) -> str:
     """Return the node that a tensor (`name`, `name:1`) or control input (`^name`) belongs to."""
     return tensor.removeprefix("^").split(":")[0]
 
@@ -44,28 +44,28 @@ def is_control(tensor: str) -> bool:
     return tensor.startswith("^")
 
 
-def output_of(tensor: str) -> int:
+def get_output_index(tensor: str) -> int:
     """Return the index of a tensor among the results of its node."""
     _, _, index = tensor.partition(":")
     return int(index or 0)
 
 
-def plain(tensor: str) -> str:
+def plain_name(tensor: str) -> str:
     """Return the canonical name of a tensor: without `:0`."""
     return tensor.removesuffix(":0")
 
 
-def indexed(tensor: str) -> str:
+def indexed_name(tensor: str) -> str:
     """Return the name of a tensor with `:0`, as sessions and imports need."""
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def data_inputs(node: NodeDef) -> list[str]:
+def list_data_inputs(node: NodeDef) -> list[str]:
     """Return the tensors a node reads, without control inputs."""
-    return [plain(tensor) for tensor in node.input if not is_control(tensor)]
+    return [plain_name(tensor) for tensor in node.input if not is_control(tensor)]
 
 
-def copied(node: NodeDef, name: str | None = None) -> NodeDef:
+def copy_node(node: NodeDef, name: str | None = None) -> NodeDef:
     """Return a copy of a node for editing, with a new name if one is given."""
     copy = NodeDef()
     copy.CopyFrom(node)
@@ -122,7 +122,7 @@ def make_constant(name: str, value: object, dtype: tf.DType | None = None) -> No
     return node
 
 
-def dtype_attribute(node: NodeDef) -> tf.DType | None:
+def get_dtype_attribute(node: NodeDef) -> tf.DType | None:
     """Return the element type a node computes in; None if there is none."""
     # Some ops have a list of types in this attribute.
     if "T" not in node.attr or not node.attr["T"].type:
@@ -130,38 +130,38 @@ def dtype_attribute(node: NodeDef) -> tf.DType | None:
     return tf.as_dtype(node.attr["T"].type)
 
 
-def text_attribute(node: NodeDef, key: str) -> str:
+def get_text_attribute(node: NodeDef, key: str) -> str:
     """Return a string attribute; empty if unset."""
     return node.attr[key].s.decode(errors="replace") if key in node.attr else ""
 
 
 def channels_first(node: NodeDef) -> bool:
     """Whether an image op has the channels before height and width."""
-    return text_attribute(node, "data_format").startswith("NC")
+    return get_text_attribute(node, "data_format").startswith("NC")
 
 
-def integers_attribute(node: NodeDef, key: str) -> list[int]:
+def get_integers_attribute(node: NodeDef, key: str) -> list[int]:
     """Return a list of integers; empty if unset."""
     return list(node.attr[key].list.i) if key in node.attr else []
 
 
-def typed_inputs(node: NodeDef) -> list[int]:
+def find_typed_inputs(node: NodeDef) -> list[int]:
     """Return the positions of the inputs of the element type that a node computes in."""
-    types = _argument_types(node, "input_arg")
+    types = _list_argument_types(node, "input_arg")
     return [position for position, (attribute, _) in enumerate(types) if attribute == "T"]
 
 
 def has_typed_results(node: NodeDef) -> bool:
     """Whether a result has the element type that a node computes in."""
-    return any(attribute == "T" for attribute, _ in _argument_types(node, "output_arg"))
+    return any(attribute == "T" for attribute, _ in _list_argument_types(node, "output_arg"))
 
 
-def result_dtypes(node: NodeDef) -> list[tf.DType]:
+def list_result_dtypes(node: NodeDef) -> list[tf.DType]:
     """Return the element types of a node's results; empty for unknown op types."""
-    return [tf.as_dtype(kind) for _, kind in _argument_types(node, "output_arg")]
+    return [tf.as_dtype(kind) for _, kind in _list_argument_types(node, "output_arg")]
 
 
-def _argument_types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
+def _list_argument_types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
     """Return, per input or result, the attribute with its type, if any, and the type."""
     definition = op_def_registry.get(node.op)
     types: list[tuple[str, int]] = []
@@ -197,91 +197,91 @@ class TensorGraph:
         graph.node.extend(self.nodes.values())
         return graph
 
-    def copy(self) -> TensorGraph:
+    def copy_graph(self) -> TensorGraph:
         """Return another graph with the same nodes."""
         return TensorGraph(dict(self.nodes), self.versions, self.library)
 
     def __getitem__(self, tensor: str) -> NodeDef:
-        return self.nodes[node_of(tensor)]
+        return self.nodes[get_node_name(tensor)]
 
     def __contains__(self, tensor: str) -> bool:
-        return node_of(tensor) in self.nodes
+        return get_node_name(tensor) in self.nodes
 
-    def add(self, node: NodeDef) -> str:
+    def add_node(self, node: NodeDef) -> str:
         """Add a node, replacing any of the same name; return the name."""
         self.nodes[node.name] = node
         return str(node.name)
 
-    def put(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> str:
+    def put_node(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> str:
         """Add a new node (see `make_node`); return its name, numbered if already in use."""
-        return self.add(make_node(op, self.unused(name), inputs, **attributes))
+        return self.add_node(make_node(op, self.unused_name(name), inputs, **attributes))
 
     def put_constant(self, name: str, value: object, dtype: tf.DType | None = None) -> str:
         """Add a new constant (see `make_constant`); return its name, numbered likewise."""
-        return self.add(make_constant(self.unused(name), value, dtype))
+        return self.add_node(make_constant(self.unused_name(name), value, dtype))
 
-    def edit(self, name: str) -> NodeDef:
+    def edit_node(self, name: str) -> NodeDef:
         """Replace a node by a copy, and return the copy for editing."""
-        self.nodes[name] = copied(self.nodes[name])
+        self.nodes[name] = copy_node(self.nodes[name])
         return self.nodes[name]
 
-    def unused(self, name: str) -> str:
+    def unused_name(self, name: str) -> str:
         """Return `name`, with a number appended if already in use."""
         return unique_name(name, self.nodes)
 
     def is_constant(self, tensor: str) -> bool:
         """Whether a tensor is a constant, without reading its value."""
-        node = self.nodes.get(node_of(tensor))
+        node = self.nodes.get(get_node_name(tensor))
         return node is not None and node.op == CONSTANT
 
-    def constants_of(self, node: NodeDef) -> Iterator[NodeDef]:
+    def list_node_constants(self, node: NodeDef) -> Iterator[NodeDef]:
         """Return the constants that a node reads."""
-        return (self[tensor] for tensor in data_inputs(node) if self.is_constant(tensor))
+        return (self[tensor] for tensor in list_data_inputs(node) if self.is_constant(tensor))
 
-    def constant(self, tensor: str) -> Array | None:
+    def find_constant(self, tensor: str) -> Array | None:
         """Return the value of a constant; None for a computed tensor."""
-        return self.value(tensor) if self.is_constant(tensor) else None
+        return self.constant_value(tensor) if self.is_constant(tensor) else None
 
-    def value(self, tensor: str) -> Array:
+    def constant_value(self, tensor: str) -> Array:
         """Return the value of a tensor that is known to be constant."""
         return np.asarray(tensor_util.MakeNdarray(self[tensor].attr["value"].tensor))
 
-    def consumers(self) -> dict[str, list[tuple[str, int]]]:
+    def find_consumers(self) -> dict[str, list[tuple[str, int]]]:
         """Return node → (its reader, input position of the reader), with control edges."""
         readers: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
         for node in self.nodes.values():
             for position, tensor in enumerate(node.input):
-                readers[node_of(tensor)].append((node.name, position))
+                readers[get_node_name(tensor)].append((node.name, position))
         return readers
 
-    def redirect(self, replaced: Mapping[str, str], unless: Collection[str] = ()) -> None:
+    def redirect_readers(self, replaced: Mapping[str, str], unless: Collection[str] = ()) -> None:
         """Redirect all readers of tensors to their replacements, except some nodes."""
         for name, node in list(self.nodes.items()):
-            if name not in unless and any(plain(tensor) in replaced for tensor in node.input):
-                edited = self.edit(name)
+            if name not in unless and any(plain_name(tensor) in replaced for tensor in node.input):
+                edited = self.edit_node(name)
                 for position, tensor in enumerate(edited.input):
-                    edited.input[position] = replaced.get(plain(tensor), tensor)
+                    edited.input[position] = replaced.get(plain_name(tensor), tensor)
 
-    def renamed(self, names: Mapping[str, str]) -> TensorGraph:
+    def rename_nodes(self, names: Mapping[str, str]) -> TensorGraph:
         """Return the graph with some nodes renamed (old name → new, unused name)."""
         if not names:
             return self
         nodes: dict[str, NodeDef] = {}
         for name, node in self.nodes.items():
-            sources = [(tensor, node_of(tensor)) for tensor in node.input]
+            sources = [(tensor, get_node_name(tensor)) for tensor in node.input]
             inputs = [t.replace(s, names[s], 1) if s in names else t for t, s in sources]
             if name in names or inputs != list(node.input):
-                node = copied(node, names.get(name))
+                node = copy_node(node, names.get(name))
                 node.input[:] = inputs
             nodes[node.name] = node
         return TensorGraph(nodes, self.versions, self.library)
 
-    def pruned(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> TensorGraph:
+    def prune_unused(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> TensorGraph:
         """Return the graph without nodes that no output needs, producers first.
 
         Nodes of `keep`, e.g. inputs, stay even if unread.
         """
-        roots = [node_of(tensor) for tensor in (*keep, *outputs)]
+        roots = [get_node_name(tensor) for tensor in (*keep, *outputs)]
         order: dict[str, None] = {}
         entered: set[str] = set()
         stack = [(name, False) for name in reversed(roots)]
@@ -293,7 +293,7 @@ class TensorGraph:
             elif name not in entered:
                 entered.add(name)
                 stack.append((name, True))
-                sources = (node_of(tensor) for tensor in reversed(self.nodes[name].input))
+                sources = (get_node_name(tensor) for tensor in reversed(self.nodes[name].input))
                 for source in sources:
                     if self.nodes[source].op == "NextIteration":
                         leading_back.append(source)
@@ -302,34 +302,34 @@ class TensorGraph:
         return TensorGraph({name: self.nodes[name] for name in order}, self.versions, self.library)
 
 
-def known_sizes(shape: tf.TensorShape) -> Shape:
+def list_known_sizes(shape: tf.TensorShape) -> Shape:
     """Return a shape as a tuple, with None for unknown sizes; None if the rank is unknown."""
     return None if shape.rank is None else tuple(shape.as_list())
 
 
-def constant_shape(node: NodeDef) -> list[int]:
+def read_constant_shape(node: NodeDef) -> list[int]:
     """Return the shape of a constant without reading its value."""
     return [dimension.size for dimension in node.attr["value"].tensor.tensor_shape.dim]
 
 
-def constant_dtype(node: NodeDef) -> tf.DType:
+def read_constant_dtype(node: NodeDef) -> tf.DType:
     """Return the element type of a constant."""
     return tf.as_dtype(node.attr["value"].tensor.dtype)
 
 
-def constant_size(node: NodeDef) -> int:
+def count_constant_elements(node: NodeDef) -> int:
     """Return the number of elements of a constant without reading its value."""
-    return math.prod(constant_shape(node))
+    return math.prod(read_constant_shape(node))
 
 
-def constant_bytes(node: NodeDef) -> int:
+def count_constant_bytes(node: NodeDef) -> int:
     """Return the size of a constant's value in bytes; 0 for other nodes."""
     if node.op != CONSTANT:
         return 0
-    return constant_size(node) * int(constant_dtype(node).size)
+    return count_constant_elements(node) * int(read_constant_dtype(node).size)
 
 
-def stand_in(constant: NodeDef) -> NodeDef:
+def make_constant_placeholder(constant: NodeDef) -> NodeDef:
     """Return a placeholder with the type and shape of a constant."""
     node = make_node("Placeholder", constant.name, constant.input)
     node.attr["dtype"].type = constant.attr["dtype"].type
@@ -340,20 +340,24 @@ def stand_in(constant: NodeDef) -> NodeDef:
 def without_large(graph: TensorGraph | GraphDef, most: int = LARGE) -> GraphDef:
     """Return a copy of a graph with placeholders for larger constants."""
     nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
-    return without(graph, {node.name for node in nodes if constant_bytes(node) > most})
+    return replace_constants(
+        graph, {node.name for node in nodes if count_constant_bytes(node) > most}
+    )
 
 
-def without(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphDef:
+def replace_constants(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphDef:
     """Return a copy of a graph with placeholders for some of its constants."""
     nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
     light = GraphDef(versions=graph.versions, library=graph.library)
-    light.node.extend(stand_in(node) if node.name in constants else node for node in nodes)
+    light.node.extend(
+        make_constant_placeholder(node) if node.name in constants else node for node in nodes
+    )
     return light
 
 
 def without_places(graph: TensorGraph) -> TensorGraph:
     """Return the graph without colocation constraints on nodes that may be pruned."""
-    free = graph.copy()
+    free = graph.copy_graph()
     for name in [name for name, node in free.nodes.items() if "_class" in node.attr]:
-        del free.edit(name).attr["_class"]
+        del free.edit_node(name).attr["_class"]
     return free

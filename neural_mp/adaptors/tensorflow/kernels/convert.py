@@ -20,27 +20,32 @@ import tensorflow as tf
 from neural_mp.adaptors.common.named_graphs.tensor_variants import FP32, UINT8, VARIANT_OF
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
-from neural_mp.adaptors.tensorflow.graph.control_flow import closure
-from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, Trait, has_trait, op_type
+from neural_mp.adaptors.tensorflow.graph.control_flow import transitive_closure
+from neural_mp.adaptors.tensorflow.graph.ops import (
+    INTEGER_KERNELS,
+    Trait,
+    get_op_properties,
+    has_trait,
+)
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     Consumers,
     NodeDef,
     TensorGraph,
-    copied,
-    data_inputs,
-    integers_attribute,
+    copy_node,
+    find_typed_inputs,
+    get_integers_attribute,
+    get_node_name,
+    get_text_attribute,
     is_control,
+    list_data_inputs,
     make_node,
-    node_of,
-    plain,
-    text_attribute,
-    typed_inputs,
+    plain_name,
 )
 from neural_mp.adaptors.tensorflow.kernels.convert_int8 import (
     Layer,
-    int8_layers,
-    kernel_limits,
+    make_kernel_limits,
+    map_int8_layers,
     pad_stored,
     write_layer,
 )
@@ -54,16 +59,16 @@ from neural_mp.space import ResolvedPlan
 
 def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limit: int) -> str:
     """Write an op that reads rows of a constant table, as INT8 rows; return its node's name."""
-    name, table = node.name, forms.source.value(node.input[0])
-    scales = model.weight_scales.get(plain(node.input[0]))
+    name, table = node.name, forms.source.constant_value(node.input[0])
+    scales = model.weight_scales.get(plain_name(node.input[0]))
     if scales is None:
         scales = weight_scales(table, (1,), weight_limit)
     integers = round_to_int8(table, scales, weight_limit)
 
     def put_gather(constant: str, kind: tf.DType, suffix: str) -> str:
-        inputs = [constant, *(forms.real(tensor) for tensor in node.input[1:])]
+        inputs = [constant, *(forms.as_float(tensor) for tensor in node.input[1:])]
         types = {"Tparams": kind, **{key: node.attr[key] for key in ("Tindices", "Taxis")}}
-        put = forms.graph.put(node.op, f"{name}/{suffix}", inputs, **types)
+        put = forms.graph.put_node(node.op, f"{name}/{suffix}", inputs, **types)
         forms.helpers[put] = name
         return put
 
@@ -72,9 +77,11 @@ def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limi
         forms.graph.put_constant(f"{name}/table_scale", scales), tf.float32, "scales"
     )
     types = {"SrcT": tf.int8, "DstT": tf.float32}
-    numbers = forms.graph.put("Cast", f"{name}/numbers", [rows], **types)
-    written = forms.graph.put("Mul", forms.name_for(name, FP32), [numbers, steps], T=tf.float32)
-    forms.put(name, FP32, written)
+    numbers = forms.graph.put_node("Cast", f"{name}/numbers", [rows], **types)
+    written = forms.graph.put_node(
+        "Mul", forms.name_for(name, FP32), [numbers, steps], T=tf.float32
+    )
+    forms.set_variant(name, FP32, written)
     return written
 
 
@@ -86,55 +93,55 @@ def write_agnostic(
     encoding: QuantParams,
 ) -> str:
     """Write a quantize-agnostic op in INT8; return the name of its node."""
-    stored = [forms.stored(tensor) for tensor in moved]
+    stored = [forms.as_uint8(tensor) for tensor in moved]
     name = forms.name_for(node.name, UINT8)
-    kernel = op_type(node).kernel
+    kernel = get_op_properties(node).kernel
     if kernel:
-        limits = kernel_limits(forms, node.name, encoding)
-        forms.graph.add(
+        limits = make_kernel_limits(forms, node.name, encoding)
+        forms.graph.add_node(
             make_node(
                 kernel,
                 name,
                 [stored[0], *limits],
                 T=U8,
-                ksize=integers_attribute(node, "ksize"),
-                strides=integers_attribute(node, "strides"),
-                padding=text_attribute(node, "padding"),
+                ksize=get_integers_attribute(node, "ksize"),
+                strides=get_integers_attribute(node, "strides"),
+                padding=get_text_attribute(node, "padding"),
             )
         )
     elif node.op == "Pad":
-        amounts = model.graph.value(node.input[1])
+        amounts = model.graph.constant_value(node.input[1])
         shape = model.shapes[moved[0]]
         name = pad_stored(forms, stored[0], name, amounts, encoding.zero_point, shape)
     elif node.op == "SpaceToBatchND":
-        paddings = model.graph.value(node.input[2])
+        paddings = model.graph.constant_value(node.input[2])
         amounts = np.zeros((len(model.shapes[moved[0]] or ()), 2), np.int32)
         amounts[1 : 1 + len(paddings)] = paddings
         if encoding.zero_point != 0 and amounts.any():
             # The op itself pads with the integer 0.
-            around = forms.graph.unused(f"{name}/around")
+            around = forms.graph.unused_name(f"{name}/around")
             zero, shape = encoding.zero_point, model.shapes[moved[0]]
             stored = [pad_stored(forms, stored[0], around, amounts, zero, shape)]
-            node = copied(node)
+            node = copy_node(node)
             node.input[2] = forms.graph.put_constant(f"{name}/paddings", np.zeros_like(paddings))
         _write_on_bits(forms, node, stored, name)
     else:
         _write_on_bits(forms, node, stored, name)
-    forms.put(node.name, UINT8, name)
+    forms.set_variant(node.name, UINT8, name)
     return name
 
 
 def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) -> None:
     """Write the op itself on uint8."""
-    written = copied(node, forms.graph.unused(f"{name}/moved"))
+    written = copy_node(node, forms.graph.unused_name(f"{name}/moved"))
     for position, tensor in enumerate(stored):
-        written.input[position] = forms.bits(tensor, name)
+        written.input[position] = forms.cast_to_uint8(tensor, name)
     written.attr["T"].type = tf.uint8.as_datatype_enum
-    forms.helpers[forms.graph.add(written)] = node.name
-    forms.graph.add(make_node("Bitcast", name, [written.name], T=tf.uint8, type=U8))
+    forms.helpers[forms.graph.add_node(written)] = node.name
+    forms.graph.add_node(make_node("Bitcast", name, [written.name], T=tf.uint8, type=U8))
 
 
-def write(
+def convert_frozen_graph(
     model: TensorFlowModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
 ) -> TensorFlowModel:
     """Return the model in the precisions of a plan; the original is left unchanged.
@@ -144,8 +151,8 @@ def write(
     forms = Forms(model.graph, model.output_nodes, plan.flow, ranges)
     writer = _Writer(model, plan, forms)
     for node in model.graph.nodes.values():
-        writer.write(node)
-    return writer.finished()
+        writer.write_node(node)
+    return writer.finish_model()
 
 
 @dataclass
@@ -161,11 +168,11 @@ class _Writer:
     standing_for: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.layers = int8_layers(self.model, self.plan.effective)
+        self.layers = map_int8_layers(self.model, self.plan.effective)
         for tail, layer in self.layers.items():
-            self.inner.update(dict.fromkeys((layer.head, *layer.group.members), tail))
+            self.inner.update(dict.fromkeys((layer.head, *layer.group.fused_ops), tail))
 
-    def write(self, node: NodeDef) -> None:
+    def write_node(self, node: NodeDef) -> None:
         """Write one node of the original graph."""
         name = node.name
         precision = self.plan.effective.get(name, Precision.FP32)
@@ -177,7 +184,7 @@ class _Writer:
             return
         elif name in self.model.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
             moved = self.model.structure.agnostic_ops[name]
-            encoding = self.forms.encoding_of(name)
+            encoding = self.forms.get_quant_params(name)
             written = write_agnostic(self.forms, self.model, node, moved, encoding)
         elif name in self.model.structure.tables and precision is Precision.INT8:
             limit = weight_qmax(self.plan.plan[name].weight)
@@ -190,45 +197,49 @@ class _Writer:
         self.standing_for[name] = written
 
     def _write_16_bit(self, node: NodeDef, form: str) -> str:
-        written, typed = copied(node), typed_inputs(node)
+        written, typed = copy_node(node), find_typed_inputs(node)
         for position, tensor in enumerate(node.input):
             if not is_control(tensor):
                 target = form if position in typed else FP32
-                written.input[position] = self.forms.real(tensor, target)
+                written.input[position] = self.forms.as_float(tensor, target)
         written.attr["T"].type = DTYPES[form].as_datatype_enum
-        written.name = self.forms.graph.unused(f"{node.name}/{form}")  # after names for casts
-        self.forms.put(node.name, form, self.forms.graph.add(written))
+        written.name = self.forms.graph.unused_name(f"{node.name}/{form}")  # after names for casts
+        self.forms.set_variant(node.name, form, self.forms.graph.add_node(written))
         return str(written.name)
 
     def _write_as_it_is(self, node: NodeDef) -> None:
-        real = {tensor: self.forms.real(tensor) for tensor in data_inputs(node)}
+        real = {tensor: self.forms.as_float(tensor) for tensor in list_data_inputs(node)}
         if any(tensor != converted for tensor, converted in real.items()):
-            edited = self.forms.graph.edit(node.name)
-            edited.input[:] = [real.get(plain(tensor), tensor) for tensor in node.input]
+            edited = self.forms.graph.edit_node(node.name)
+            edited.input[:] = [real.get(plain_name(tensor), tensor) for tensor in node.input]
 
-    def finished(self) -> TensorFlowModel:
+    def finish_model(self) -> TensorFlowModel:
         """Return the converted model without unused nodes."""
         graph, signature = self.forms.graph, self.model.signature
         for tensor in signature.output_tensors:
-            self.forms.real(tensor)
+            self.forms.as_float(tensor)
         replaced = {name: self.standing_for[tail] for name, tail in self.inner.items()}
         replaced.update(self.standing_for)
-        graph.redirect({f"^{name}": f"^{written}" for name, written in replaced.items()})
-        graph = graph.pruned(signature.output_tensors, signature.input_tensors)
+        graph.redirect_readers({f"^{name}": f"^{written}" for name, written in replaced.items()})
+        graph = graph.prune_unused(signature.output_tensors, signature.input_tensors)
         protect_summands(graph, self.model.output_nodes)
         ops, counts = self._time_owners(graph), self.forms.counts
-        written = self._written_ops(graph)
+        written = self._map_written_ops(graph)
         return self.model.with_graph(
-            graph, ops=ops, counts=counts, results=self._output_locations(graph), written=written
+            graph,
+            ops=ops,
+            counts=counts,
+            results=self._map_output_locations(graph),
+            written=written,
         )
 
-    def _output_locations(self, graph: TensorGraph) -> dict[str, OutputLocation]:
+    def _map_output_locations(self, graph: TensorGraph) -> dict[str, OutputLocation]:
         locations = {}
         for node in self.model.op_nodes:
             if node.name in self.inner and node.name not in self.layers:
                 continue  # fused into a layer's kernel
-            tensor, encoding = self.forms.result_of(node.name)
-            if node_of(tensor) in graph:
+            tensor, encoding = self.forms.get_computed_result(node.name)
+            if get_node_name(tensor) in graph:
                 locations[node.name] = OutputLocation(tensor, node.op, encoding)
         return locations
 
@@ -242,7 +253,7 @@ class _Writer:
                 names[written] = op
         return names
 
-    def _written_ops(self, graph: TensorGraph) -> dict[str, str]:
+    def _map_written_ops(self, graph: TensorGraph) -> dict[str, str]:
         """Return node of the converted graph → its op (see `TensorFlowModel.written`)."""
         ops = dict.fromkeys((*self.standing_for, *self.inner), "")
         ops.update(self.forms.helpers)
@@ -260,13 +271,13 @@ _Copy = Sequence[tuple[str, Array]]
 
 def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Insert copies before kernels whose summand another op may still read."""
-    consumers = graph.consumers()
+    consumers = graph.find_consumers()
     copies: dict[str, Iterator[_Copy]] = {}
     for name, node in list(graph.nodes.items()):
         kind = INTEGER_KERNELS.get(node.op)
         if kind is not KernelKind.CONVOLUTION or b"Sum" not in node.attr["fused_ops"].list.s:
             continue
-        summand = node_of(node.input[_SUMMAND])
+        summand = get_node_name(node.input[_SUMMAND])
         if not _can_overwrite_summand(graph, consumers, outputs, name, summand):
             variants = copies.setdefault(summand, _ways_to_copy())
             _copy_before(graph, name, summand, next(variants))
@@ -276,23 +287,23 @@ def _can_overwrite_summand(
     graph: TensorGraph, consumers: Consumers, outputs: frozenset[str], kernel: str, summand: str
 ) -> bool:
     """Whether all other readers of the summand's memory have run before the kernel does."""
-    sharing = _sharing_memory(graph, consumers, summand)
+    sharing = _find_sharing_memory(graph, consumers, summand)
     if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
         return False
-    ancestors = set(graph.pruned([kernel]).nodes) - {kernel}
+    ancestors = set(graph.prune_unused([kernel]).nodes) - {kernel}
     readers = {edge for name in sharing for edge in consumers[name]} - {(kernel, _SUMMAND)}
     # An alias that is no ancestor of the kernel would be read, or kept, later.
     return sharing <= ancestors and all(reader in ancestors for reader, _ in readers)
 
 
-def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
-    def memory_neighbours(name: str) -> Iterator[str]:
+def _find_sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
+    def iterate_memory_neighbours(name: str) -> Iterator[str]:
         node = graph.nodes[name]
         yield from (r for r, _ in consumers[name] if has_trait(graph.nodes[r], Trait.SHARES_MEMORY))
         if has_trait(node, Trait.SHARES_MEMORY):
-            yield from (node_of(t) for t in node.input[:1] if not is_control(t))
+            yield from (get_node_name(t) for t in node.input[:1] if not is_control(t))
 
-    return closure([start], graph.nodes, memory_neighbours)
+    return transitive_closure([start], graph.nodes, iterate_memory_neighbours)
 
 
 def _ways_to_copy() -> Iterator[_Copy]:
@@ -309,9 +320,11 @@ def _ways_to_copy() -> Iterator[_Copy]:
 
 
 def _copy_before(graph: TensorGraph, kernel: str, summand: str, steps: _Copy) -> None:
-    stem = graph.unused(f"{kernel}/summand")
-    last = graph.put("Bitcast", f"{stem}/bits", [summand], T=U8, type=tf.uint8)
+    stem = graph.unused_name(f"{kernel}/summand")
+    last = graph.put_node("Bitcast", f"{stem}/bits", [summand], T=U8, type=tf.uint8)
     for number, (op, operand) in enumerate(steps):
         constant = graph.put_constant(f"{stem}/neutral_{number}", operand)
-        last = graph.put(op, f"{stem}/copied_{number}", [last, constant], T=tf.uint8)
-    graph.edit(kernel).input[_SUMMAND] = graph.put("Bitcast", stem, [last], T=tf.uint8, type=U8)
+        last = graph.put_node(op, f"{stem}/copied_{number}", [last, constant], T=tf.uint8)
+    graph.edit_node(kernel).input[_SUMMAND] = graph.put_node(
+        "Bitcast", stem, [last], T=tf.uint8, type=U8
+    )

@@ -16,16 +16,16 @@ from neural_mp.adaptors.common.named_graphs.tensor_variants import BF16, FP32, U
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.signatures.signature import Shape
-from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup, same_paddings
+from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup, compute_same_paddings
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     Array,
     NodeDef,
     TensorGraph,
-    copied,
-    integers_attribute,
-    plain,
-    text_attribute,
+    copy_node,
+    get_integers_attribute,
+    get_text_attribute,
+    plain_name,
 )
 from neural_mp.adaptors.tensorflow.kernels.integer_kernels import (
     F32,
@@ -35,8 +35,8 @@ from neural_mp.adaptors.tensorflow.kernels.integer_kernels import (
     Forms,
     Fused,
     Weight,
-    convolution_node,
-    product_node,
+    make_convolution_node,
+    make_product_node,
     quantize_weight,
 )
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
@@ -78,23 +78,23 @@ def write_layer(
     forms: Forms, model: TensorFlowModel, layer: Layer, flow: QuantizationFlow, weight_limit: int
 ) -> str:
     """Write the kernel, with weights within ±`weight_limit`; return the name of its node."""
-    node, value = layer.node, forms.source.value(layer.node.input[1])
-    scales = model.weight_scales.get(plain(node.input[1]))
+    node, value = layer.node, forms.source.constant_value(layer.node.input[1])
+    scales = model.weight_scales.get(plain_name(node.input[1]))
     kernel = LAYERS[node.op]
     weight = quantize_weight(value, kernel.is_depthwise, weight_limit, scales)
-    source, stored = plain(node.input[0]), None
-    encoding = forms.encoding_of(source)
+    source, stored = plain_name(node.input[0]), None
+    encoding = forms.get_quant_params(source)
     if encoding.zero_point != 0 and not kernel.is_dense:
         shape = model.shapes[source]
-        amounts = padding_of(node, value, shape)
+        amounts = compute_zero_padding(node, value, shape)
         assert amounts is not None  # otherwise int8 is ineligible
         if amounts.any():
             stored = _pad_quantized_input(forms, source, amounts, shape)
-            node = copied(node)
+            node = copy_node(node)
             node.attr["padding"].s = b"VALID"
             node.attr.pop("explicit_paddings", None)
     bias = _bias_or_zeros(forms, layer, len(weight.limits)) + encoding.low * weight.sums
-    call = _Call(forms, layer, weight, source, stored or forms.stored(source), bias)
+    call = _Call(forms, layer, weight, source, stored or forms.as_uint8(source), bias)
     if kernel.is_dense:
         return _write_product(call, layer.tail in flow.int8_outputs)
     return _write_convolution(call, node)
@@ -105,27 +105,27 @@ def _pad_quantized_input(forms: Forms, source: str, amounts: Array, shape: Shape
     if name in forms.graph:
         return name
     if forms.is_stored(source):
-        zero_point = forms.encoding_of(source).zero_point
-        return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
-    inputs = [forms.real(source), forms.graph.put_constant(f"{name}/amounts", amounts)]
-    padded = forms.graph.put("Pad", f"{name}/real", inputs, T=F32, Tpaddings=tf.int32)
-    return forms.stored_as(padded, source, name)
+        zero_point = forms.get_quant_params(source).zero_point
+        return pad_stored(forms, forms.as_uint8(source), name, amounts, zero_point, shape)
+    inputs = [forms.as_float(source), forms.graph.put_constant(f"{name}/amounts", amounts)]
+    padded = forms.graph.put_node("Pad", f"{name}/real", inputs, T=F32, Tpaddings=tf.int32)
+    return forms.quantize_with_scale_of(padded, source, name)
 
 
 def _bias_or_zeros(forms: Forms, layer: Layer, channels: int) -> Array:
     bias = layer.group.bias
     if bias is None or bias.operand is None:
         return np.zeros(channels)
-    return forms.source.value(bias.operand).astype(np.float64)
+    return forms.source.constant_value(bias.operand).astype(np.float64)
 
 
-def int8_layers(model: TensorFlowModel, effective: Mapping[str, Precision]) -> dict[str, Layer]:
+def map_int8_layers(model: TensorFlowModel, effective: Mapping[str, Precision]) -> dict[str, Layer]:
     """Return last node fused into the kernel of an INT8 layer → the layer."""
-    consumers = model.graph.consumers()
+    consumers = model.graph.find_consumers()
     layers: dict[str, Layer] = {}
     for head, group in model.structure.fusion_groups.items():
         if effective.get(head) is Precision.INT8:
-            group = group.reduced(lambda name: effective[name] is Precision.INT8)
+            group = group.fused_prefix(lambda name: effective[name] is Precision.INT8)
             readers = [effective.get(name) for name, _ in consumers[group.tail]]
             sixteen = bool(readers) and all(p is Precision.BF16 for p in readers)
             layers[group.tail] = Layer(model.graph.nodes[head], group, sixteen)
@@ -143,7 +143,7 @@ class _Call:
     stored: str
     bias: Array
 
-    def device(self, bias: Array) -> list[tuple[str, tf.DType]]:
+    def device_inputs(self, bias: Array) -> list[tuple[str, tf.DType]]:
         head, forms = self.layer.head, self.forms
         return [
             (self.stored, U8),
@@ -151,34 +151,34 @@ class _Call:
             (forms.graph.put_constant(f"{head}/bias_int8", bias.astype(np.float32)), F32),
         ]
 
-    def host(self) -> list[str]:
+    def host_inputs(self) -> list[str]:
         head, forms, limits = self.layer.head, self.forms, self.weight.limits
         return [
-            *kernel_limits(forms, self.source, forms.encoding_of(self.source)),
+            *make_kernel_limits(forms, self.source, forms.get_quant_params(self.source)),
             forms.graph.put_constant(f"{head}/weight_low", -limits),
             forms.graph.put_constant(f"{head}/weight_high", limits),
         ]
 
     def with_zero_point(self, node: NodeDef) -> NodeDef:
         """Record the input's zero point on a kernel's node, for rounding its weight again."""
-        node.attr[ZERO_POINT].i = self.forms.encoding_of(self.source).zero_point
+        node.attr[ZERO_POINT].i = self.forms.get_quant_params(self.source).zero_point
         return node
 
 
-def kernel_limits(forms: Forms, tensor: str, encoding: QuantParams) -> list[str]:
+def make_kernel_limits(forms: Forms, tensor: str, encoding: QuantParams) -> list[str]:
     """Return the range of a quantized tensor for a kernel without zero points."""
     return [
-        forms.scalar(0.0, f"{tensor}/least"),
-        forms.scalar(STEPS * encoding.scale, f"{tensor}/most"),
+        forms.scalar_constant(0.0, f"{tensor}/least"),
+        forms.scalar_constant(STEPS * encoding.scale, f"{tensor}/most"),
     ]
 
 
 def _write_product(call: _Call, stored: bool) -> str:
     forms, layer = call.forms, call.layer
-    device, host = call.device(call.bias), call.host()
+    device, host = call.device_inputs(call.bias), call.host_inputs()
     activation = [layer.activation] if layer.activation else []
     if stored:
-        host += forms.limits(layer.tail)
+        host += forms.range_constants(layer.tail)
         fused = Fused(device, host, ["BiasAdd", *activation, "Requantize"], U8)
         form = UINT8
     else:
@@ -186,33 +186,33 @@ def _write_product(call: _Call, stored: bool) -> str:
         kind = tf.bfloat16 if form == BF16 else F32
         fused = Fused(device, host, ["BiasAdd", *activation, "Dequantize"], kind)
     name = forms.name_for(layer.tail, form)
-    forms.graph.add(call.with_zero_point(product_node(name, fused)))
-    forms.put(layer.tail, form, name)
+    forms.graph.add_node(call.with_zero_point(make_product_node(name, fused)))
+    forms.set_variant(layer.tail, form, name)
     return name
 
 
 def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     forms, layer = call.forms, call.layer
-    result = forms.encoding_of(layer.tail)
+    result = forms.get_quant_params(layer.tail)
     summed = layer.group.residual_sum
     bias = call.bias - result.low
     device_sum, host_sum, steps = [], [], ["BiasAdd"]
     if summed is not None:
         assert summed.operand is not None
-        added = forms.encoding_of(summed.operand)
+        added = forms.get_quant_params(summed.operand)
         bias = bias + added.low
-        device_sum = [(forms.stored(summed.operand), U8)]
-        host_sum = kernel_limits(forms, summed.operand, added)
+        device_sum = [(forms.as_uint8(summed.operand), U8)]
+        host_sum = make_kernel_limits(forms, summed.operand, added)
         steps.append(SUMMAND)
     clips_at_zero = layer.activation is not None and result.zero_point == 0
     if clips_at_zero or summed is not None:
         # The integer range starts at 0, so negative values are clipped in any case.
         steps.append("Relu")
-    host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
-    fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
+    host = [*call.host_inputs(), *host_sum, *make_kernel_limits(forms, layer.tail, result)]
+    fused = Fused([*call.device_inputs(bias), *device_sum], host, [*steps, "Requantize"], U8)
     name = forms.name_for(layer.tail, UINT8)
-    forms.graph.add(call.with_zero_point(convolution_node(name, fused, geometry)))
-    forms.put(layer.tail, UINT8, _clip_activation(forms, layer, name, result))
+    forms.graph.add_node(call.with_zero_point(make_convolution_node(name, fused, geometry)))
+    forms.set_variant(layer.tail, UINT8, _clip_activation(forms, layer, name, result))
     return name
 
 
@@ -229,7 +229,7 @@ def _clip_activation(forms: Forms, layer: Layer, name: str, result: QuantParams)
     if layer.activation == "Relu6" and round(6 / result.scale) + zero < STEPS:
         limits = {**limits, "Minimum": round(6 / result.scale) + zero}
     for op, limit in limits.items():
-        name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)
+        name = forms.clip_quantized(f"{layer.tail}/{op.lower()}", op, name, limit)
     return name
 
 
@@ -237,17 +237,17 @@ def _clip_activation(forms: Forms, layer: Layer, name: str, result: QuantParams)
 _WIDE = {8: (tf.int64, np.int64), 4: (tf.int32, np.int32), 2: (tf.int16, np.int16)}
 
 
-def padding_of(node: NodeDef, weight: Array, source: Shape) -> Array | None:
+def compute_zero_padding(node: NodeDef, weight: Array, source: Shape) -> Array | None:
     """Return the zero padding, [4, 2], of a convolution with channels last.
 
     None if the padding depends on the input's size, and the size is unknown.
     """
-    padding = text_attribute(node, "padding")
+    padding = get_text_attribute(node, "padding")
     if padding == "VALID":
         return np.zeros((4, 2), np.int32)
     if padding == "EXPLICIT":
-        return np.array(integers_attribute(node, "explicit_paddings"), np.int32).reshape(4, 2)
-    return same_paddings(node, weight, source)
+        return np.array(get_integers_attribute(node, "explicit_paddings"), np.int32).reshape(4, 2)
+    return compute_same_paddings(node, weight, source)
 
 
 def pad_stored(
@@ -259,7 +259,7 @@ def pad_stored(
     """
     graph = forms.graph
     paddings = graph.put_constant(f"{name}/amounts", amounts.astype(np.int32))
-    last = forms.bits(stored, name)
+    last = forms.cast_to_uint8(stored, name)
     width = 1
     if shape is not None and len(shape) == 4 and None not in shape[1:] and not amounts[3].any():
         width = next((count for count in _WIDE if (shape[3] or 1) % count == 0), 1)
@@ -270,16 +270,18 @@ def pad_stored(
         sizes = [size or -1 for size in shape]
         split = [-1, *sizes[1:3], sizes[3] // width, width]
         last = _put_reshape(graph, last, f"{name}/split", split)
-        last = graph.put("Bitcast", f"{name}/wide", [last], T=tf.uint8, type=kind)
+        last = graph.put_node("Bitcast", f"{name}/wide", [last], T=tf.uint8, type=kind)
     value = graph.put_constant(f"{name}/zero", zero)
-    last = graph.put("PadV2", f"{name}/padded", [last, paddings, value], T=kind, Tpaddings=tf.int32)
+    last = graph.put_node(
+        "PadV2", f"{name}/padded", [last, paddings, value], T=kind, Tpaddings=tf.int32
+    )
     if width > 1:
-        last = graph.put("Bitcast", f"{name}/bytes", [last], T=kind, type=tf.uint8)
+        last = graph.put_node("Bitcast", f"{name}/bytes", [last], T=kind, type=tf.uint8)
         padded = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
         last = _put_reshape(graph, last, f"{name}/joined", [-1, *padded[1:3], sizes[3]])
-    return graph.put("Bitcast", name, [last], T=tf.uint8, type=U8)
+    return graph.put_node("Bitcast", name, [last], T=tf.uint8, type=U8)
 
 
 def _put_reshape(graph: TensorGraph, tensor: str, name: str, sizes: list[int]) -> str:
     shape = graph.put_constant(f"{name}/sizes", np.array(sizes, np.int32))
-    return graph.put("Reshape", name, [tensor, shape], T=tf.uint8, Tshape=tf.int32)
+    return graph.put_node("Reshape", name, [tensor, shape], T=tf.uint8, Tshape=tf.int32)

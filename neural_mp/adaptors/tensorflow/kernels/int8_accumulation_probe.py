@@ -14,7 +14,7 @@ from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner, compile_runner, import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import Array, TensorGraph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
-from neural_mp.adaptors.tensorflow.kernels.convert import write
+from neural_mp.adaptors.tensorflow.kernels.convert import convert_frozen_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel, build_graph
 from neural_mp.core.enums import WeightRange
 from neural_mp.core.int8_accumulation import (
@@ -78,7 +78,7 @@ def _is_within_one_step(form: str, weight_range: WeightRange) -> bool:
 
 def _max_error_steps(form: str, weight_range: WeightRange, signed: bool) -> float:
     limit = WEIGHT_LIMITS[weight_range]
-    model, feeds = _small_model(form, limit, signed)
+    model, feeds = _build_small_model(form, limit, signed)
     ops = build_graph(model)
     layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
     flow = propagate_quantization(ops, dict.fromkeys(layers, Precision.INT8))
@@ -89,12 +89,14 @@ def _max_error_steps(form: str, weight_range: WeightRange, signed: bool) -> floa
     weight = replace(REDUCED_WEIGHT, range=weight_range)
     plan = PrecisionPlan(dict.fromkeys(layers, OpConfig(Precision.INT8, weight)))
     (reference,) = model.run(feeds)
-    (output,) = write(model, ResolvedPlan(plan, flow), ranges).run(feeds)
+    (output,) = convert_frozen_graph(model, ResolvedPlan(plan, flow), ranges).run(feeds)
     step = (max(reference.max(), 0.0) - min(reference.min(), 0.0)) / 255
     return float(np.abs(output - reference).max() / step)
 
 
-def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:
+def _build_small_model(
+    form: str, limit: int, signed: bool
+) -> tuple[TensorFlowModel, dict[str, Array]]:
     op, _, kind = form.partition(" ")
     draw = np.random.default_rng(0)
     shape = (6, _CHANNELS) if LAYERS[op].is_dense else (2, 9, 9, _CHANNELS)
@@ -118,7 +120,7 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
         TensorSpec(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
     )
     signature = ServedSignature(ports, (TensorSpec("y", "y", np.dtype(np.float32), None),))
-    return TensorFlowModel(nodes.pruned(["y"], feeds), signature, feeds, {}), feeds
+    return TensorFlowModel(nodes.prune_unused(["y"], feeds), signature, feeds, {}), feeds
 
 
 def _apply_layer(op: str, source: tf.Tensor, kind: str, weight: Array) -> tf.Tensor:

@@ -29,18 +29,18 @@ from neural_mp.adaptors.common.quant_params import (
     Array,
     IntegerWeight,
     find_saturating_layers,
+    kinds_beyond_7_bits,
     round_to_int8,
     weight_scales,
-    wide_kinds,
 )
 from neural_mp.adaptors.tensorflow.graph.ops import INTEGER_KERNELS, LAYERS
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     NodeDef,
     TensorGraph,
+    get_node_name,
     make_constant,
     make_node,
-    node_of,
-    plain,
+    plain_name,
 )
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.int8_accumulation import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
@@ -70,7 +70,7 @@ class Weight:
     sums: NDArray[np.float64]
 
 
-def summed_axes(rank: int, depthwise: bool) -> tuple[int, ...]:
+def list_summed_axes(rank: int, depthwise: bool) -> tuple[int, ...]:
     """Return the axes of a weight that are not output channels.
 
     The shape is [..., outputs], or [height, width, inputs, multiplier] if depthwise.
@@ -81,20 +81,20 @@ def summed_axes(rank: int, depthwise: bool) -> tuple[int, ...]:
 def quantize_weight(
     weight: Array, depthwise: bool, limit: int, scales: Array | None = None
 ) -> Weight:
-    """Round a weight to int8 within ±limit, symmetric per channel; see `summed_axes`.
+    """Round a weight to int8 within ±limit, symmetric per channel; see `list_summed_axes`.
 
     `scales` have the axes of the weight; default: those that cover the weight.
     """
     if scales is None:
-        scales = weight_scales(weight, summed_axes(weight.ndim, depthwise), limit)
+        scales = weight_scales(weight, list_summed_axes(weight.ndim, depthwise), limit)
     integers = round_to_int8(weight, scales, limit)
     limits = scales.reshape(-1) * np.float32(FULL)
-    return Weight(integers, limits, real_sums(integers, limits, depthwise))
+    return Weight(integers, limits, sum_channel_values(integers, limits, depthwise))
 
 
-def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
+def sum_channel_values(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
     """Return the sum of the float values of every output channel: of two axes if depthwise."""
-    axes = summed_axes(integers.ndim, depthwise)
+    axes = list_summed_axes(integers.ndim, depthwise)
     sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1)
     return np.asarray(sums * (limits.astype(np.float64) / FULL))
 
@@ -115,7 +115,7 @@ def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:
     )
 
 
-def dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDef:
+def make_dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDef:
     """Dequantize uint8. `inputs`: values, lowest and highest float value of the range."""
     # The kernel of mode SCALED ends the process on empty tensors.
     return make_node(
@@ -147,11 +147,11 @@ class Fused:
     result: tf.DType
 
     @property
-    def inputs(self) -> list[str]:
+    def input_names(self) -> list[str]:
         """Names of all inputs."""
         return [*(name for name, _ in self.device), *self.host]
 
-    def common(self) -> Mapping[str, object]:
+    def common_attributes(self) -> Mapping[str, object]:
         """Return the attributes common to all fused kernels."""
         requantizes = self.steps[-1] == "Requantize"
         return {
@@ -165,13 +165,13 @@ class Fused:
         }
 
 
-def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
+def make_convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
     """Return a convolution, depthwise or not, with the geometry of the float node `like`."""
     summand = fused.device[3][1] if len(fused.device) > 3 else fused.result
     node = make_node(
         LAYERS[like.op].op,
         name,
-        fused.inputs,
+        fused.input_names,
         Tinput=fused.device[0][1],
         Tfilter=S8,
         Tsummand=summand,
@@ -179,7 +179,7 @@ def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
         is_filter_const=True,
         data_format="NHWC",
         alpha=0.0,
-        **fused.common(),
+        **fused.common_attributes(),
     )
     for key in ("strides", "padding", "explicit_paddings", "dilations"):
         if key in like.attr:
@@ -187,12 +187,12 @@ def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
     return node
 
 
-def product_node(name: str, fused: Fused) -> NodeDef:
+def make_product_node(name: str, fused: Fused) -> NodeDef:
     """Return a dense layer; a uint8 result has a zero point without further ops."""
     return make_node(
         "_QuantizedMatMul",
         name,
-        fused.inputs,
+        fused.input_names,
         T1=fused.device[0][1],
         T2=S8,
         U=F32,
@@ -202,13 +202,13 @@ def product_node(name: str, fused: Fused) -> NodeDef:
         is_weight_const=True,
         input_quant_mode="SCALED",
         output_quant_mode="MIN_FIRST",
-        **fused.common(),
+        **fused.common_attributes(),
     )
 
 
 def full_range_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with weights beyond ±63."""
-    return wide_kinds(_integer_weights(model.graph))
+    return kinds_beyond_7_bits(_iterate_integer_weights(model.graph))
 
 
 def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
@@ -218,8 +218,8 @@ def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
         ConversionError: a kernel does not record its input's zero point, as kernels from other
             programs or earlier versions.
     """
-    graph = model.graph.copy()
-    for name in find_saturating_layers(_integer_weights(graph)):
+    graph = model.graph.copy_graph()
+    for name in find_saturating_layers(_iterate_integer_weights(graph)):
         node = graph.nodes[name]
         if ZERO_POINT not in node.attr:
             raise ConversionError(
@@ -241,29 +241,29 @@ def _reduce_weight_range(graph: TensorGraph, node: NodeDef) -> None:
     rounded = quantize_weight(weight * (shaped / np.float32(FULL)), depthwise, limit)
     # The offset by the input's zero point was subtracted from the bias, based on the old weights.
     offset = node.attr[ZERO_POINT].i * input_limit / 255
-    lost = offset * (real_sums(weight, limits, depthwise) - rounded.sums)
+    lost = offset * (sum_channel_values(weight, limits, depthwise) - rounded.sums)
     bias = _require_constant(graph, node, 2).astype(np.float64) + lost
-    edited = graph.edit(node.name)
+    edited = graph.edit_node(node.name)
     for position, value, kind in (
         (1, rounded.integers, S8),
         (2, bias.astype(np.float32), None),
         (first + 2, -rounded.limits, None),
         (first + 3, rounded.limits, None),
     ):
-        name = graph.unused(f"{node_of(node.input[position])}/reduced")
-        edited.input[position] = graph.add(make_constant(name, value, kind))
+        name = graph.unused_name(f"{get_node_name(node.input[position])}/reduced")
+        edited.input[position] = graph.add_node(make_constant(name, value, kind))
 
 
 def _require_constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
-    value = graph.constant(node.input[position])
+    value = graph.find_constant(node.input[position])
     if value is None:
         raise ConversionError(f"input {position} of the kernel {node.name!r} must be constant")
     return value
 
 
-def _integer_weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
+def _iterate_integer_weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
     for name, node in graph.nodes.items():
-        weight = graph.constant(node.input[1]) if node.op in INTEGER_KERNELS else None
+        weight = graph.find_constant(node.input[1]) if node.op in INTEGER_KERNELS else None
         if weight is not None:
             kind, integers = INTEGER_KERNELS[node.op], weight.astype(np.int8)
             if kind is KernelKind.DEPTHWISE and integers.shape[3] > 1:
@@ -295,7 +295,7 @@ class Forms(TensorVariants[str]):
         ranges: Mapping[str, Range],
     ) -> None:
         super().__init__(flow, ranges)
-        self.source, self.outputs, self.graph = source, outputs, source.copy()
+        self.source, self.outputs, self.graph = source, outputs, source.copy_graph()
         self.helpers: dict[str, str] = {}
         self._scalars: dict[float, str] = {}
 
@@ -303,75 +303,77 @@ class Forms(TensorVariants[str]):
         """Return the tensor's own name."""
         return tensor
 
-    def real(self, tensor: str, variant: str = FP32) -> str:
+    def as_float(self, tensor: str, variant: str = FP32) -> str:
         """Return a tensor in FP32, BF16 or FP16, given its name with or without `:0`."""
-        return super().real(plain(tensor), variant)
+        return super().as_float(plain_name(tensor), variant)
 
-    def stored(self, tensor: str) -> str:
+    def as_uint8(self, tensor: str) -> str:
         """Return a tensor in uint8, given its name with or without `:0`."""
-        return super().stored(plain(tensor))
+        return super().as_uint8(plain_name(tensor))
 
     def name_for(self, tensor: str, variant: str) -> str:
         """Return the name of the node with a variant of a tensor."""
         if variant == FP32 and tensor in self.outputs:
             return tensor
-        return self.graph.unused(f"{tensor.replace(':', '/result_')}/{variant}")
+        return self.graph.unused_name(f"{tensor.replace(':', '/result_')}/{variant}")
 
-    def scalar(self, value: float, name: str) -> str:
+    def scalar_constant(self, value: float, name: str) -> str:
         """Return a scalar constant, shared by all nodes that need the value."""
         value = float(np.float32(value))
         if value not in self._scalars:
             self._scalars[value] = self.graph.put_constant(name, np.float32(value))
         return self._scalars[value]
 
-    def value_of(self, tensor: str) -> Array | None:
+    def get_constant_value(self, tensor: str) -> Array | None:
         """Return the value of a Const; None for a computed tensor."""
-        return self.source.constant(tensor)
+        return self.source.find_constant(tensor)
 
-    def constant_in(self, tensor: str, variant: str, values: Array) -> str:
+    def insert_16_bit_constant(self, tensor: str, variant: str, values: Array) -> str:
         """Add a Const."""
-        return self.graph.put_constant(f"{node_of(tensor)}/{variant}", values, DTYPES[variant])
-
-    def cast(self, tensor: str, source: str, variant: str) -> str:
-        """Add a Cast."""
-        self.count("casts")
-        types = {"SrcT": DTYPES[source], "DstT": DTYPES[variant]}
-        inputs = [self.real(tensor, source)]
-        name = self.name_for(tensor, variant)
-        return self.graph.add(make_node("Cast", name, inputs, **types, Truncate=False))
-
-    def quantized(self, tensor: str, real: str) -> str:
-        """Add a QuantizeV2."""
-        return self.stored_as(real, tensor, self.name_for(tensor, UINT8))
-
-    def dequantized(self, tensor: str, variant: str) -> str:
-        """Add a Dequantize."""
-        self.count("dequantize")
-        inputs = [self.stored(tensor), *self.limits(tensor)]
-        return self.graph.add(
-            dequantize_node(self.name_for(tensor, variant), inputs, DTYPES[variant])
+        return self.graph.put_constant(
+            f"{get_node_name(tensor)}/{variant}", values, DTYPES[variant]
         )
 
-    def stored_as(self, real: str, tensor: str, name: str) -> str:
-        """Quantize an FP32 tensor of the graph being written with the scale of `tensor`."""
-        self.count("quantize")
-        return self.graph.add(quantize_node(name, [real, *self.limits(tensor)]))
+    def insert_cast(self, tensor: str, source: str, variant: str) -> str:
+        """Add a Cast."""
+        self.count_conversion("casts")
+        types = {"SrcT": DTYPES[source], "DstT": DTYPES[variant]}
+        inputs = [self.as_float(tensor, source)]
+        name = self.name_for(tensor, variant)
+        return self.graph.add_node(make_node("Cast", name, inputs, **types, Truncate=False))
 
-    def limits(self, tensor: str) -> list[str]:
+    def insert_quantize(self, tensor: str, real: str) -> str:
+        """Add a QuantizeV2."""
+        return self.quantize_with_scale_of(real, tensor, self.name_for(tensor, UINT8))
+
+    def insert_dequantize(self, tensor: str, variant: str) -> str:
+        """Add a Dequantize."""
+        self.count_conversion("dequantize")
+        inputs = [self.as_uint8(tensor), *self.range_constants(tensor)]
+        return self.graph.add_node(
+            make_dequantize_node(self.name_for(tensor, variant), inputs, DTYPES[variant])
+        )
+
+    def quantize_with_scale_of(self, real: str, tensor: str, name: str) -> str:
+        """Quantize an FP32 tensor of the graph being written with the scale of `tensor`."""
+        self.count_conversion("quantize")
+        return self.graph.add_node(quantize_node(name, [real, *self.range_constants(tensor)]))
+
+    def range_constants(self, tensor: str) -> list[str]:
         """Return the range for a quantize or dequantize node."""
-        encoding, stem = self.encoding_of(tensor), node_of(tensor)
+        encoding, stem = self.get_quant_params(tensor), get_node_name(tensor)
         return [
-            self.scalar(encoding.low, f"{stem}/low"),
-            self.scalar(encoding.high, f"{stem}/high"),
+            self.scalar_constant(encoding.low, f"{stem}/low"),
+            self.scalar_constant(encoding.high, f"{stem}/high"),
         ]
 
-    def bits(self, stored: str, name: str) -> str:
+    def cast_to_uint8(self, stored: str, name: str) -> str:
         """Cast quantized values to plain uint8, which all ops that move values support."""
-        return self.graph.put("Bitcast", f"{name}/bits", [stored], T=U8, type=tf.uint8)
+        return self.graph.put_node("Bitcast", f"{name}/bits", [stored], T=U8, type=tf.uint8)
 
-    def clipped(self, name: str, op: str, stored: str, limit: int) -> str:
+    def clip_quantized(self, name: str, op: str, stored: str, limit: int) -> str:
         """Apply `Minimum` or `Maximum`, which lack quantized kernels, to a quantized tensor."""
         constant = self.graph.put_constant(f"{name}/limit", np.uint8(limit))
-        inputs = [self.bits(stored, name), constant]
-        changed = self.graph.put(op, f"{name}/{op}", inputs, T=tf.uint8)
-        return self.graph.put("Bitcast", name, [changed], T=tf.uint8, type=U8)
+        inputs = [self.cast_to_uint8(stored, name), constant]
+        changed = self.graph.put_node(op, f"{name}/{op}", inputs, T=tf.uint8)
+        return self.graph.put_node("Bitcast", name, [changed], T=tf.uint8, type=U8)

@@ -129,7 +129,7 @@ def _find_sessions() -> list[BaseSession]:
 
 
 @contextmanager
-def sessions_follow(precision: Precision) -> Iterator[None]:
+def enable_for_sessions(precision: Precision) -> Iterator[None]:
     """Enable the rewrite for new sessions within the context, unless their config forbids it.
 
     Sessions without a config follow automatically. For sessions with a config, TensorFlow has a

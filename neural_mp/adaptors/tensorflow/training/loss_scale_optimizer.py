@@ -100,17 +100,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def loss_scale(self) -> float:
         """Scale of the next loss."""
-        return float(_variable_value(self.dynamic_scale)) if self.built else self.rule.initial
+        return float(_read_variable_value(self.dynamic_scale)) if self.built else self.rule.initial
 
     @property
     def skipped_steps(self) -> int:
         """Number of steps whose gradients were not finite."""
-        return int(_variable_value(self._skipped_steps)) if self.built else 0
+        return int(_read_variable_value(self._skipped_steps)) if self.built else 0
 
     @property
     def skipped_in_a_row(self) -> int:
         """Number of consecutive skipped steps up to now."""
-        return int(_variable_value(self._skipped_in_a_row)) if self.built else 0
+        return int(_read_variable_value(self._skipped_in_a_row)) if self.built else 0
 
     def scale_loss(self, loss: tf.Tensor) -> Any:
         """Return the scaled loss, as in Keras 3; pass the gradients to `apply` unchanged."""
@@ -220,7 +220,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return cls(inner, LossScale(**config["loss_scale"]), config["name"])
 
 
-def _variable_value(variable: keras.Variable) -> Any:
+def _read_variable_value(variable: keras.Variable) -> Any:
     """Return the value of a variable, on the first device if there are several."""
     return tf.convert_to_tensor(variable.value).numpy()
 
@@ -242,13 +242,13 @@ class RuleLossScale(DynamicLossScale):
 
     def __call__(self) -> Any:
         """Return the scale of the next step, float32."""
-        return tf.convert_to_tensor(self.weight("current_loss_scale"))
+        return tf.convert_to_tensor(self.get_variable("current_loss_scale"))
 
     def update(self, grads: object) -> tuple[Any, Any]:
         """Return the op that updates the scale after a step, and whether gradients are finite."""
-        finite = _all_finite(tf.nest.flatten(grads))
+        finite = _are_all_finite(tf.nest.flatten(grads))
         names = ("current_loss_scale", "good_steps", "skipped_steps", "skipped_in_a_row")
-        weights = [self.weight(name) for name in names]
+        weights = [self.get_variable(name) for name in names]
         # Read all before the first write: new values depend on several old ones.
         scale, good, skipped, in_a_row = (tf.convert_to_tensor(weight) for weight in weights)
         one, none = tf.ones_like(good), tf.zeros_like(good)
@@ -269,7 +269,7 @@ class RuleLossScale(DynamicLossScale):
             written = [weight.assign(value) for weight, value in zip(weights, updates, strict=True)]
         return (None if tf.executing_eagerly() else tf.group(written)), finite
 
-    def weight(self, name: str) -> Any:
+    def get_variable(self, name: str) -> Any:
         """Return a variable: the scale or a step counter, named as in `LossScaleState`."""
         with tf.init_scope():
             eager = tf.executing_eagerly()
@@ -324,7 +324,7 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
         return super().compute_gradients(*args, **options)
 
 
-def rule_of(loss_scale: Any) -> LossScale:
+def parse_scale_rule(loss_scale: Any) -> LossScale:
     """Return the rule for `"dynamic"`, a number, a `LossScale`, or a TensorFlow 1 loss scale.
 
     Raises:
@@ -351,7 +351,7 @@ def rule_of(loss_scale: Any) -> LossScale:
     return LossScale.read(loss_scale)
 
 
-def _all_finite(grads: Iterable[Any]) -> Any:
+def _are_all_finite(grads: Iterable[Any]) -> Any:
     """Whether all gradients are finite on all devices that train together."""
 
     def are_finite(values: Iterable[Any]) -> Any:
@@ -391,7 +391,7 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
         raise ArgumentValueError(
             f"opt must be an optimizer of Keras 3 or of tf.compat.v1.train, got {opt!r}{hint}"
         )
-    rule = rule_of(loss_scale)
+    rule = parse_scale_rule(loss_scale)
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         return V1LossScaleOptimizer(opt, rule)
     return LossScaleOptimizer(opt, rule)

@@ -16,14 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.trainable import Gradients, TrainedLayer
-from neural_mp.adaptors.tensorflow.capture.keras_models import Kwargs, calls_wrapped
+from neural_mp.adaptors.tensorflow.capture.keras_models import Kwargs, wrap_layer_calls
 from neural_mp.adaptors.tensorflow.training.policies import (
     FLOAT32,
-    layers_of,
+    iterate_model_layers,
+    list_unit_layers,
     name_in,
     put_policy,
-    restored_policies,
-    unit_layers,
+    restore_layer_policies,
 )
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.core.precision import Precision
@@ -56,23 +56,25 @@ def trace_numerics(
         layer: keras.Layer, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs
     ) -> Any:
         outputs = plain(*args, **kwargs)
-        calls.append(_Call(layer, float_tensors((args, kwargs)), float_tensors(outputs)))
+        calls.append(_Call(layer, list_float_tensors((args, kwargs)), list_float_tensors(outputs)))
         return outputs
 
-    with restore_variables(model), calls_wrapped(layers_of(model), record_call):
+    with restore_variables(model), wrap_layer_calls(iterate_model_layers(model), record_call):
         with tf.GradientTape() as tape:
             outputs = model(inputs, training=True)
             value = None
             if targets is not None:
-                value = loss_value(model, loss, inputs, targets, outputs, weights)
+                value = compute_loss_value(model, loss, inputs, targets, outputs, weights)
                 scaled = value * loss_scale
         grads = [] if value is None else _gradients_by_call(tape, scaled, calls)
     traces = [
-        _layer_trace(model, call, *(grads[index] if grads else (None, None)))
+        _make_layer_trace(model, call, *(grads[index] if grads else (None, None)))
         for index, call in enumerate(calls)
     ]
     number = None if value is None else float(value)
-    return ModelTrace(ValueStats.of(inputs), ValueStats.of(outputs), traces, number)
+    return ModelTrace(
+        ValueStats.from_values(inputs), ValueStats.from_values(outputs), traces, number
+    )
 
 
 def unpack_batch(batch: object) -> tuple[Any, Any, Any]:
@@ -95,7 +97,7 @@ def ensure_built(model: keras.Model, inputs: object) -> None:
     Raises:
         DataError: the inputs do not fit the model.
     """
-    list(layers_of(model))  # refuses other objects
+    list(iterate_model_layers(model))  # refuses other objects
     try:
         with restore_variables(model):
             model(inputs, training=False)
@@ -105,7 +107,7 @@ def ensure_built(model: keras.Model, inputs: object) -> None:
         ) from error
 
 
-def loss_value(
+def compute_loss_value(
     model: keras.Model,
     loss: object,
     inputs: object,
@@ -134,7 +136,7 @@ def loss_value(
                 f"({one_line(error)}); correct the targets, or pass a loss, e.g. loss='mse'"
             ) from error
         return tf.cast(value, tf.float32)
-    function = loss_function(loss)
+    function = resolve_loss_function(loss)
     weighted = isinstance(function, keras.losses.Loss) and weights is not None
     options = {"sample_weight": weights} if weighted else {}
     try:
@@ -149,7 +151,7 @@ def loss_value(
     return tf.add_n([tf.cast(part, tf.float32) for part in (value, *model.losses)])
 
 
-def loss_function(loss: object) -> Callable[..., Any]:
+def resolve_loss_function(loss: object) -> Callable[..., Any]:
     """Return the loss function that a user names or passes; raise `ConfigurationError` for none."""
     if isinstance(loss, str):
         names = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
@@ -199,7 +201,7 @@ def restore_variables(model: keras.Model) -> Iterator[None]:
                 metric.reset_state()
 
 
-def float_tensors(values: object) -> list[tf.Tensor]:
+def list_float_tensors(values: object) -> list[tf.Tensor]:
     """Return the floating-point tensors in nested values, with ragged parts and variables."""
     leaves = [leaf for leaf in tree_leaves(values) if tf.is_tensor(leaf)]
     tensors = map(tf.convert_to_tensor, tf.nest.flatten(leaves, expand_composites=True))
@@ -217,16 +219,18 @@ def _gradients_by_call(
     ]
     gradients = tape.gradient(loss, [above, below])
     return [
-        (_gradient_stats(outer), _gradient_stats(inner))
+        (_compute_gradient_stats(outer), _compute_gradient_stats(inner))
         for outer, inner in zip(*gradients, strict=True)
     ]
 
 
-def _gradient_stats(gradients: Sequence[Any]) -> ValueStats:
-    return ValueStats.of([tf.convert_to_tensor(grad) for grad in gradients if grad is not None])
+def _compute_gradient_stats(gradients: Sequence[Any]) -> ValueStats:
+    return ValueStats.from_values(
+        [tf.convert_to_tensor(grad) for grad in gradients if grad is not None]
+    )
 
 
-def _layer_trace(
+def _make_layer_trace(
     model: keras.Model, call: _Call, above: ValueStats | None, below: ValueStats | None
 ) -> LayerTrace:
     layer = call.layer
@@ -234,9 +238,9 @@ def _layer_trace(
         name=name_in(model, layer),
         kind=type(layer).__name__,
         dtype=layer.compute_dtype,
-        inputs=ValueStats.of(call.inputs),
-        outputs=ValueStats.of(call.outputs),
-        weights=ValueStats.of([variable.value for variable in layer.variables]),
+        inputs=ValueStats.from_values(call.inputs),
+        outputs=ValueStats.from_values(call.outputs),
+        weights=ValueStats.from_values([variable.value for variable in layer.variables]),
         gradients_above=above,
         gradients_below=below,
         holds_layers=bool(layer._flatten_layers(include_self=False)),
@@ -264,7 +268,7 @@ def open_trainable(
             f"model outside of the strategy's scope with the same weights, and apply the plan to "
             f"both"
         )
-    with restore_variables(model), restored_policies(model):
+    with restore_variables(model), restore_layer_policies(model):
         trainable = TrainableKerasModel(model, inputs, loss, precision, optimizer)
         yield trainable
     if trainable.refused:
@@ -293,18 +297,18 @@ class TrainableKerasModel:
     ) -> None:
         self._model, self._loss = model, loss
         self._policy = f"mixed_{'bfloat16' if precision is Precision.BF16 else 'float16'}"
-        self._units = unit_layers(model)
+        self._units = list_unit_layers(model)
         self._optimizer = _make_optimizer(model, optimizer)
-        own = _float32_layers(self._units)
+        own = _list_float32_layers(self._units)
         put_policy([model], FLOAT32)
-        outputs = _output_layers(model, self._units, inputs)
+        outputs = _find_output_layers(model, self._units, inputs)
         self._layers = [
             TrainedLayer(
-                name, type(layers[0]).__name__, _float32_reason(name, layers, outputs, own)
+                name, type(layers[0]).__name__, _explain_float32_layer(name, layers, outputs, own)
             )
             for name, layers in self._units.items()
         ]
-        self._step = tf.function(self._one_step, reduce_retracing=True)
+        self._step = tf.function(self._run_one_step, reduce_retracing=True)
         self.refused = ""
 
     @property
@@ -331,7 +335,7 @@ class TrainableKerasModel:
                 self.refused = one_line(error)
             # The model's code combines two types, so 16-bit results are cast back.
             layers = [layer for name in low for layer in self._units[name]]
-            with calls_wrapped(layers, _cast_back):
+            with wrap_layer_calls(layers, _cast_back):
                 return self._compute_gradients(inputs, targets, weights, scale)
 
     def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
@@ -347,10 +351,10 @@ class TrainableKerasModel:
             self._optimizer.build(self._model.trainable_variables)
         return float(self._step(inputs, targets, weights))
 
-    def _one_step(self, inputs: object, targets: object, weights: object) -> tf.Tensor:
+    def _run_one_step(self, inputs: object, targets: object, weights: object) -> tf.Tensor:
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, training=True)
-            loss = loss_value(self._model, self._loss, inputs, targets, outputs, weights)
+            loss = compute_loss_value(self._model, self._loss, inputs, targets, outputs, weights)
         variables = self._model.trainable_variables
         self._optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
@@ -361,8 +365,8 @@ class TrainableKerasModel:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, training=True)
-            outputs = tf.nest.map_structure(_as_float32, outputs)
-            loss = loss_value(self._model, self._loss, inputs, targets, outputs, weights)
+            outputs = tf.nest.map_structure(_cast_to_float32, outputs)
+            loss = compute_loss_value(self._model, self._loss, inputs, targets, outputs, weights)
             scaled = loss * scale
         grads = tape.gradient(scaled, [variable.value for variable in variables])
         arrays = [
@@ -383,7 +387,7 @@ class TrainableKerasModel:
             put_policy(layers, FLOAT32)
 
 
-def _float32_reason(
+def _explain_float32_layer(
     name: str, layers: Collection[Any], outputs: Collection[str], own: Collection[str]
 ) -> str:
     if name in outputs:
@@ -426,7 +430,7 @@ def _recreate_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
     return copy
 
 
-def _float32_layers(units: Mapping[str, Sequence[Any]]) -> set[str]:
+def _list_float32_layers(units: Mapping[str, Sequence[Any]]) -> set[str]:
     """Return the layers in float32, set by the user, of a model with others in 16 bits."""
     dtypes = {name: layers[0].compute_dtype for name, layers in units.items()}
     if not {"float16", "bfloat16"}.intersection(dtypes.values()):
@@ -434,7 +438,7 @@ def _float32_layers(units: Mapping[str, Sequence[Any]]) -> set[str]:
     return {name for name, dtype in dtypes.items() if dtype == FLOAT32}
 
 
-def _output_layers(
+def _find_output_layers(
     model: keras.Model, units: Mapping[str, Sequence[Any]], inputs: object
 ) -> set[str]:
     """Return the layers that make the model's outputs; the last layer if ops follow."""
@@ -447,16 +451,18 @@ def _output_layers(
         layer: keras.Layer, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs
     ) -> Any:
         outputs = plain(*args, **kwargs)
-        for tensor in float_tensors(outputs):
+        for tensor in list_float_tensors(outputs):
             tensors.append(tensor)
             producers[id(tensor)] = names[id(layer)]
         called.append(names[id(layer)])
         return outputs
 
     layers = [layer for group in units.values() for layer in group]
-    with restore_variables(model), calls_wrapped(layers, record_outputs):
+    with restore_variables(model), wrap_layer_calls(layers, record_outputs):
         outputs = model(inputs, training=True)
-    return {producers.get(id(tensor), called[-1]) for tensor in float_tensors(outputs) if called}
+    return {
+        producers.get(id(tensor), called[-1]) for tensor in list_float_tensors(outputs) if called
+    }
 
 
 @contextmanager
@@ -477,9 +483,9 @@ def _disable_randomness(model: keras.Model) -> Iterator[None]:
 def _cast_back(
     layer: keras.Layer, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs
 ) -> Any:
-    return tf.nest.map_structure(_as_float32, plain(*args, **kwargs))
+    return tf.nest.map_structure(_cast_to_float32, plain(*args, **kwargs))
 
 
-def _as_float32(value: Any) -> Any:
+def _cast_to_float32(value: Any) -> Any:
     is_float = tf.is_tensor(value) and value.dtype.is_floating
     return tf.cast(value, tf.float32) if is_float else value

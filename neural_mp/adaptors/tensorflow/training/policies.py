@@ -35,7 +35,7 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
         # A Keras map, so that files of the model load without this package. A path must match
         # exactly one key, so all names form one expression.
         own = keras.DTypePolicy(FLOAT32)
-        _policy = keras.dtype_policies.DTypePolicyMap(name, {_path_expression(keep): own})
+        _policy = keras.dtype_policies.DTypePolicyMap(name, {_make_path_expression(keep): own})
     keras.config.set_dtype_policy(_policy)
     _keep = keep
     _matched.clear()
@@ -46,24 +46,24 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
 
 def kept_layers(model: keras.Model) -> tuple[str, ...]:
     """Return the paths of the layers that the names of `set_policy` keep in float32."""
-    layers = tuple(layers_of(model))
-    matching = _matching_layers(layers)
+    layers = tuple(iterate_model_layers(model))
+    matching = _find_matching_layers(layers)
     inside = {id(inner) for layer in matching for inner in layer._flatten_layers()}
     float_layers = [layer for layer in layers if id(layer) in inside]
     for layer in float_layers:
         if layer.path is None:  # the map has no entry for the layer
             layer.dtype_policy = FLOAT32
-    missing = [name for name in _active_names() if name not in _matched]
+    missing = [name for name in _list_active_names() if name not in _matched]
     if missing:
-        names = {label for layer in layers for label in (layer.name, path_of(layer))}
+        names = {label for layer in layers for label in (layer.name, get_layer_path(layer))}
         raise ConfigurationError(
             f"set_policy(keep=…) names {missing[0]!r}, which matches no layer of model "
             f"{model.name!r}{did_you_mean(missing[0], names)}"
         )
-    return tuple(map(path_of, float_layers))
+    return tuple(map(get_layer_path, float_layers))
 
 
-def layers_of(model: object) -> Iterator[Any]:
+def iterate_model_layers(model: object) -> Iterator[Any]:
     """Yield all layers except input layers; raise `ConfigurationError` unless a Keras model."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"model must be a Keras model, got {model!r}")
@@ -72,19 +72,19 @@ def layers_of(model: object) -> Iterator[Any]:
             yield layer
 
 
-def path_of(layer: keras.Layer) -> str:
+def get_layer_path(layer: keras.Layer) -> str:
     """Return the path of a layer, or its name before it is built."""
     return str(layer.path or layer.name)
 
 
 def name_in(model: keras.Model, layer: keras.Layer) -> str:
     """Return the path of a layer in a model without the model's name, which Keras numbers."""
-    return path_of(layer).removeprefix(f"{model.name}/")
+    return get_layer_path(layer).removeprefix(f"{model.name}/")
 
 
 def computes_in_float16(model: keras.Model) -> bool:
     """Whether a layer of the model computes in float16."""
-    return any(layer.compute_dtype == FLOAT16 for layer in layers_of(model))
+    return any(layer.compute_dtype == FLOAT16 for layer in iterate_model_layers(model))
 
 
 def watch_layers() -> None:
@@ -100,8 +100,8 @@ def watch_layers() -> None:
     @functools.wraps(plain)
     def init_and_keep(self: keras.Layer, **kwargs: object) -> None:
         plain(self, **kwargs)
-        names = _active_names() if kwargs.get("dtype") is None else ()
-        if names and _compile_pattern(_path_expression(names)).fullmatch(self.name):
+        names = _list_active_names() if kwargs.get("dtype") is None else ()
+        if names and _compile_pattern(_make_path_expression(names)).fullmatch(self.name):
             self.dtype_policy = FLOAT32
 
     init_and_keep.keras_init = plain  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def watch_compile() -> None:
         if self.built:
             kept_layers(self)
         else:  # layers created on building are not known yet
-            _matching_layers(tuple(layers_of(self)))
+            _find_matching_layers(tuple(iterate_model_layers(self)))
         arguments = bound.arguments
         if arguments.get("auto_scale_loss") and computes_in_float16(self):
             arguments["optimizer"] = wrap_in_loss_scaling(arguments["optimizer"])
@@ -147,23 +147,25 @@ def wrap_in_loss_scaling(optimizer: object) -> Any:
     return LossScaleOptimizer(instance)
 
 
-def _active_names() -> tuple[str, ...]:
+def _list_active_names() -> tuple[str, ...]:
     """Return the names to keep; empty if Keras has set another global policy since."""
     return _keep if keras.config.dtype_policy() is _policy else ()
 
 
-def _matching_layers(layers: Collection[Any]) -> list[Any]:
+def _find_matching_layers(layers: Collection[Any]) -> list[Any]:
     selected: dict[int, Any] = {}
-    for name in _active_names():
-        expression = _compile_pattern(_path_expression([name]))
-        matches = {id(layer): layer for layer in layers if expression.fullmatch(path_of(layer))}
+    for name in _list_active_names():
+        expression = _compile_pattern(_make_path_expression([name]))
+        matches = {
+            id(layer): layer for layer in layers if expression.fullmatch(get_layer_path(layer))
+        }
         selected.update(matches)
         if matches:
             _matched.add(name)
     return list(selected.values())
 
 
-def _path_expression(names: Collection[str]) -> str:
+def _make_path_expression(names: Collection[str]) -> str:
     """Return the expression for paths in which a name matches the last, inner or outer parts."""
     return rf"(?:.*/)?(?:{'|'.join(names)})(?:/.*)?"
 
@@ -177,28 +179,28 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def unit_layers(model: keras.Model) -> dict[str, list[Any]]:
+def list_unit_layers(model: keras.Model) -> dict[str, list[Any]]:
     """Return the layers that can be put into 16 bits separately: name in the model → layers.
 
     A layer with nested layers counts as a whole, since its own code combines their results. Nested
     models are split. Layers with equal names, which are rare, are grouped.
     """
     units: dict[str, list[Any]] = {}
-    for layer in _unit_layers(model):
+    for layer in _iterate_unit_layers(model):
         units.setdefault(name_in(model, layer), []).append(layer)
     return units
 
 
-def _unit_layers(model: keras.Model) -> Iterator[Any]:
+def _iterate_unit_layers(model: keras.Model) -> Iterator[Any]:
     for layer in model._flatten_layers(include_self=False, recursive=False):
         if isinstance(layer, keras.Model):
-            yield from _unit_layers(layer)
+            yield from _iterate_unit_layers(layer)
         elif not isinstance(layer, keras.layers.InputLayer):
             yield layer
 
 
 @contextmanager
-def restored_policies(model: keras.Model) -> Iterator[None]:
+def restore_layer_policies(model: keras.Model) -> Iterator[None]:
     """Restore the policies of all layers at the end of the context."""
     policies = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:
@@ -229,8 +231,8 @@ _COMPILED = ("train_function", "test_function", "predict_function")
 def apply_plan(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
     """Set the dtype policies of layers, given by name or path."""
     layers: dict[str, list[Any]] = {}
-    for layer in layers_of(model):
-        for name in {name_in(model, layer), path_of(layer), layer.name}:
+    for layer in iterate_model_layers(model):
+        for name in {name_in(model, layer), get_layer_path(layer), layer.name}:
             layers.setdefault(name, []).append(layer)
     for name in plan:
         if name not in layers:
@@ -244,7 +246,7 @@ def apply_plan(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
     for name in sorted(plan, key=lambda name: -len(layers[name][0]._flatten_layers())):
         put_policy(layers[name], _POLICIES[plan[name]])
     named = {id(layer) for name in plan for layer in layers[name]}
-    if all(id(layer) in named for group in unit_layers(model).values() for layer in group):
+    if all(id(layer) in named for group in list_unit_layers(model).values() for layer in group):
         # A 16-bit model casts its inputs, also for layers that should be in float32.
         for holder in model._flatten_layers():
             if isinstance(holder, keras.Model):

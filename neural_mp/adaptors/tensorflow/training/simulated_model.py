@@ -21,28 +21,32 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
 from neural_mp.adaptors.common.ranges import STEPS
-from neural_mp.adaptors.common.simulation import TrainingSchedule, gradient_factor, moving_range
-from neural_mp.adaptors.tensorflow.capture.keras_models import layers_in
+from neural_mp.adaptors.common.simulation import (
+    TrainingSchedule,
+    lsq_gradient_factor,
+    update_moving_range,
+)
+from neural_mp.adaptors.tensorflow.capture.keras_models import list_nested_layers
 from neural_mp.adaptors.tensorflow.graph.fusion import LARGEST_AVERAGE
-from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, PLACEHOLDERS, op_type
+from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, PLACEHOLDERS, get_op_properties
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     Array,
     NodeDef,
-    constant_dtype,
+    get_node_name,
     make_constant,
-    node_of,
+    read_constant_dtype,
 )
-from neural_mp.adaptors.tensorflow.kernels.convert import write
-from neural_mp.adaptors.tensorflow.kernels.integer_kernels import summed_axes
+from neural_mp.adaptors.tensorflow.kernels.convert import convert_frozen_graph
+from neural_mp.adaptors.tensorflow.kernels.integer_kernels import list_summed_axes
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.training.simulated_walk import (
     Rounding,
     Walk,
     can_be_called,
     has_gradient,
-    owners_of,
-    rounding_of,
+    list_node_owners,
+    make_plan_rounding,
 )
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
@@ -56,7 +60,7 @@ _F32 = "float32"
 _PARTS = math.lcm(*range(1, LARGEST_AVERAGE + 1))
 
 
-def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+def _make_activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     """Return the function that quantizes a tensor to uint8 and dequantizes it."""
 
     @tf.custom_gradient
@@ -79,9 +83,11 @@ def _activation_rounding(rounding: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return rounded_by
 
 
-_rounded = _activation_rounding(lambda steps: tf.floor(steps + 0.5))  # halves up
+_rounded = _make_activation_rounding(lambda steps: tf.floor(steps + 0.5))  # halves up
 # The integer kernel rounds averages of integers, of which many are halves, to even.
-_rounded_average = _activation_rounding(lambda steps: tf.round(tf.round(steps * _PARTS) / _PARTS))
+_rounded_average = _make_activation_rounding(
+    lambda steps: tf.round(tf.round(steps * _PARTS) / _PARTS)
+)
 
 
 class FakeQuantizer(keras.layers.Layer):
@@ -92,12 +98,12 @@ class FakeQuantizer(keras.layers.Layer):
         self.log_scale = self.add_weight(
             shape=(), dtype=_F32, initializer="zeros", trainable=learned, name="log_scale"
         )
-        self.initial = variable_of(self, encoding.scale, "initial", False)
-        self.zero_point = variable_of(self, encoding.zero_point, "zero_point", False)
+        self.initial = add_layer_variable(self, encoding.scale, "initial", False)
+        self.zero_point = add_layer_variable(self, encoding.zero_point, "zero_point", False)
         self.built = True
 
     @property
-    def encoding(self) -> QuantParams:
+    def quant_params(self) -> QuantParams:
         """The current scale and zero point."""
         scale = float(np.float64(self.initial) * np.exp(np.float64(self.log_scale)))
         return QuantParams(scale, int(self.zero_point.numpy()))
@@ -129,7 +135,9 @@ class FakeQuantizer(keras.layers.Layer):
 
 def _follow_range(scale: Array, zero_point: Array, low: Array, high: Array) -> tuple[Any, Any]:
     previous = QuantParams(float(scale), int(zero_point))
-    updated = QuantParams.of(moving_range((previous.low, previous.high), (float(low), float(high))))
+    updated = QuantParams.of(
+        update_moving_range((previous.low, previous.high), (float(low), float(high)))
+    )
     return np.float32(updated.scale), np.float32(updated.zero_point)
 
 
@@ -154,7 +162,7 @@ class FakeWeight(keras.layers.Layer):
         super().__init__(dtype=_F32, name=name)
         self.limit, self.axes = limit, axes
         scales = weight_scales(value, axes, limit)
-        self.weight = variable_of(self, value, "weight", trained)
+        self.weight = add_layer_variable(self, value, "weight", trained)
         self.log_scales = self.add_weight(
             shape=scales.shape,
             dtype=_F32,
@@ -162,10 +170,10 @@ class FakeWeight(keras.layers.Layer):
             trainable=learned,
             name="log_scales",
         )
-        self.initial = variable_of(self, scales, "initial", False)
+        self.initial = add_layer_variable(self, scales, "initial", False)
         self.built = True
 
-    def scales(self) -> Array:
+    def current_scales(self) -> Array:
         """Return the current scales, with the axes of the weight."""
         return np.asarray(self.initial.value * tf.exp(self.log_scales.value))
 
@@ -174,7 +182,7 @@ class FakeWeight(keras.layers.Layer):
         weight = self.weight.value
         if observing is not None:
             self._update_scales(weight, observing)
-        return self._round(weight, self.log_scales.value, self.initial.value)
+        return self._round_function(weight, self.log_scales.value, self.initial.value)
 
     def _update_scales(self, weight: tf.Tensor, observing: tf.Tensor) -> None:
         scales = tf.numpy_function(
@@ -184,7 +192,7 @@ class FakeWeight(keras.layers.Layer):
         assign_if_observing(observing, self.log_scales, 0.0)
 
     @property
-    def _round(self) -> Any:
+    def _round_function(self) -> Any:
         limit, axes = float(self.limit), tuple(self.axes)
 
         @tf.custom_gradient
@@ -197,7 +205,7 @@ class FakeWeight(keras.layers.Layer):
                 within = tf.where(tf.abs(steps) <= limit + 0.5, grad, 0.0)
                 scale_grad = tf.reduce_sum(grad * rounded - within * weight, axes, keepdims=True)
                 values = weight.shape.num_elements() // logs.shape.num_elements()
-                return within, scale_grad * gradient_factor(values, self.limit), None
+                return within, scale_grad * lsq_gradient_factor(values, self.limit), None
 
             return rounded, rounding_gradients
 
@@ -212,7 +220,7 @@ def assign_if_observing(
     variable.assign(tf.ensure_shape(updated, variable.shape))
 
 
-def variable_of(
+def add_layer_variable(
     layer: keras.layers.Layer, value: Array | float, name: str, trained: bool, dtype: str = _F32
 ) -> keras.Variable:
     """Add a variable with a value to a layer."""
@@ -247,9 +255,9 @@ class Source:
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:
         return self
 
-    def constant_of(self, node: str) -> str:
+    def find_weight_constant(self, node: str) -> str:
         """Return the constant of a node's INT8 weight."""
-        return node_of(self.given.graph.nodes[node].input[self.rounding.weights[node]])
+        return get_node_name(self.given.graph.nodes[node].input[self.rounding.weights[node]])
 
 
 @dataclass(frozen=True)
@@ -294,9 +302,9 @@ class SimulatedModel(keras.Model):
         super().__init__(name="simulation", dtype="float32")
         self.supports_jit = False  # Observers call Python, which XLA cannot.
         self.schedule, self.source, self.record = schedule, source, None
-        self.steps = variable_of(self, 0, "steps", False, dtype="int64")
+        self.steps = add_layer_variable(self, 0, "steps", False, dtype="int64")
         variables = [
-            variable_of(self, weight.value, name.replace("/", "_"), weight.trained)
+            add_layer_variable(self, weight.value, name.replace("/", "_"), weight.trained)
             for name, weight in floats.items()
         ]
         # Keras saves layers in lists by their positions, and replaces a dict that is set.
@@ -328,17 +336,17 @@ class SimulatedModel(keras.Model):
 
     def call(self, inputs: object, training: bool | None = None) -> Any:
         """Run the model; a call in training mode is one step of the schedule."""
-        return self.advanced(inputs) if training else self.walked(inputs)
+        return self.run_step(inputs) if training else self.run_graph(inputs)
 
-    def advanced(self, inputs: object, seen: Seen | None = None) -> Any:
-        """Run one step of the schedule; `seen` as for `walked`."""
+    def run_step(self, inputs: object, seen: Seen | None = None) -> Any:
+        """Run one step of the schedule; `seen` as for `run_graph`."""
         observing = None
         if self.schedule.observe_steps:
             observing = self.steps.value < self.schedule.observe_steps
         self.steps.assign_add(1)
-        return self.walked(inputs, observing, seen)
+        return self.run_graph(inputs, observing, seen)
 
-    def walked(
+    def run_graph(
         self, inputs: object, observing: tf.Tensor | None = None, seen: Seen | None = None
     ) -> Any:
         """Run the graph; ranges follow the data if `observing`.
@@ -349,7 +357,7 @@ class SimulatedModel(keras.Model):
         weights = {name: kernel(observing) for name, kernel in self.kernels.items()}
         scale_owner = self.source.plan.flow.scale_owner
 
-        def variable_value(constant: str) -> tf.Tensor | None:
+        def get_variable_value(constant: str) -> tf.Tensor | None:
             if constant in self.kernels:
                 return self.kernels[constant].weight.value
             weight = self.floats.get(constant)
@@ -358,8 +366,8 @@ class SimulatedModel(keras.Model):
         walk = Walk(
             graph,
             self.source.rounding,
-            lambda node: weights[self.source.constant_of(node)],
-            variable_value,
+            lambda node: weights[self.source.find_weight_constant(node)],
+            get_variable_value,
             lambda tensor, value, averaged: self.quantizers[scale_owner[tensor]](
                 value, observing=observing, averaged=averaged
             ),
@@ -367,9 +375,11 @@ class SimulatedModel(keras.Model):
         )
         values = [
             tf.cast(value, port.dtype)
-            for value, port in zip(signature.assigned(inputs), signature.inputs, strict=True)
+            for value, port in zip(signature.assign_inputs(inputs), signature.inputs, strict=True)
         ]
-        return signature.packed(walk.run(dict(zip(signature.input_tensors, values, strict=True))))
+        return signature.pack_outputs(
+            walk.run_feeds(dict(zip(signature.input_tensors, values, strict=True)))
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the name alone: the graph is not part of a file."""
@@ -391,7 +401,7 @@ class _Parts:
     quantizers: Mapping[str, FakeQuantizer]
 
 
-def simulated(
+def simulate_model(
     reference: TensorFlowModel,
     model: TensorFlowModel,
     plan: ResolvedPlan,
@@ -399,29 +409,29 @@ def simulated(
     schedule: TrainingSchedule,
 ) -> SimulatedModel:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
-    source = Source(model, plan, ranges, rounding_of(model, plan), reference)
-    frozen, learned = _frozen_nodes(reference), schedule.learn_scales
+    source = Source(model, plan, ranges, make_plan_rounding(model, plan), reference)
+    frozen, learned = _list_frozen_nodes(reference), schedule.learn_scales
     kernels: dict[str, FakeWeight] = {}
     for name, position in source.rounding.weights.items():
-        constant, node = source.constant_of(name), model.graph.nodes[name]
+        constant, node = source.find_weight_constant(name), model.graph.nodes[name]
         if constant not in kernels:
-            value = model.graph.value(constant)
+            value = model.graph.constant_value(constant)
             axes: tuple[int, ...] = (1,)
             if position:
-                axes = summed_axes(value.ndim, LAYERS[node.op].is_depthwise)
+                axes = list_summed_axes(value.ndim, LAYERS[node.op].is_depthwise)
             limit = weight_qmax(plan.plan[name].weight)
-            named = f"{_layer_name(reference, name)}_weight"
+            named = f"{_make_layer_name(reference, name)}_weight"
             trains = name not in frozen
             kernels[constant] = FakeWeight(value, axes, limit, learned, trains, named)
     floats = {
-        constant: FloatWeight(model.graph.value(constant), reader not in frozen)
-        for constant, reader in _weight_constants(model)
+        constant: FloatWeight(model.graph.constant_value(constant), reader not in frozen)
+        for constant, reader in _iterate_weight_constants(model)
         if constant not in kernels
     }
     _check_trainable_ops(model, [*kernels, *floats])
     quantizers = {
         root: FakeQuantizer(
-            QuantParams.of(ranges[root]), learned, f"{_layer_name(reference, root)}_result"
+            QuantParams.of(ranges[root]), learned, f"{_make_layer_name(reference, root)}_result"
         )
         for root in dict.fromkeys(plan.flow.scale_owner.values())
     }
@@ -434,9 +444,9 @@ def simulated(
     return SimulatedModel(source, schedule, kernels, floats, quantizers)
 
 
-def _layer_name(model: TensorFlowModel, node: str) -> str:
+def _make_layer_name(model: TensorFlowModel, node: str) -> str:
     """Return the name of a node's layer, or of the node, as part of the name of a Keras layer."""
-    owners = owners_of(model.layers.get(node, ()))
+    owners = list_node_owners(model.layers.get(node, ()))
     return (owners[-1].name if owners else node).replace("/", "_")
 
 
@@ -446,7 +456,7 @@ def _check_trainable_ops(model: TensorFlowModel, weights: Iterable[str]) -> None
     for name, node in model.graph.nodes.items():
         if node.op == CONSTANT or node.op in PLACEHOLDERS:
             continue
-        if not trained.isdisjoint(map(node_of, node.input)):
+        if not trained.isdisjoint(map(get_node_name, node.input)):
             trained.add(name)
         if not can_be_called(node) or (name in trained and not has_gradient(node)):
             layers = model.layers.get(name)
@@ -457,38 +467,42 @@ def _check_trainable_ops(model: TensorFlowModel, weights: Iterable[str]) -> None
             )
 
 
-def _weight_constants(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
+def _iterate_weight_constants(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
     """Yield the float32 constants that are weights, each with a reader."""
     at = {name: 0 for name in model.structure.tables}
     for name, node in model.graph.nodes.items():
-        position = at.get(name, op_type(node).weight)
+        position = at.get(name, get_op_properties(node).weight)
         if position is None or not model.graph.is_constant(node.input[position]):
             continue
-        constant = node_of(node.input[position])
-        if constant_dtype(model.graph.nodes[constant]) == tf.float32:
+        constant = get_node_name(node.input[position])
+        if read_constant_dtype(model.graph.nodes[constant]) == tf.float32:
             yield constant, name
 
 
-def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
+def _list_frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
     fixed = {
-        layer.name for layer in layers_in(model.original) if layer.weights and not layer.trainable
+        layer.name
+        for layer in list_nested_layers(model.original)
+        if layer.weights and not layer.trainable
     }
     return frozenset(
         node
         for node, layers in model.layers.items()
-        if fixed.intersection(layer.name for layer in owners_of(layers))
+        if fixed.intersection(layer.name for layer in list_node_owners(layers))
     )
 
 
-def finished(simulation: SimulatedModel) -> TensorFlowModel:
+def finish_simulation(simulation: SimulatedModel) -> TensorFlowModel:
     """Return the converted model with the weights and scales of a simulation."""
     source: Source = simulation.source
-    graph = source.given.graph.copy()
+    graph = source.given.graph.copy_graph()
     for name, kernel in simulation.kernels.items():
-        graph.add(make_constant(name, kernel.weight.numpy()))
+        graph.add_node(make_constant(name, kernel.weight.numpy()))
     for name, variable in simulation.floats.items():
-        graph.add(make_constant(name, variable.numpy()))
-    encodings = {root: quantizer.encoding for root, quantizer in simulation.quantizers.items()}
+        graph.add_node(make_constant(name, variable.numpy()))
+    encodings = {root: quantizer.quant_params for root, quantizer in simulation.quantizers.items()}
     ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
-    scales = {name: kernel.scales() for name, kernel in simulation.kernels.items()}
-    return write(source.given.with_graph(graph, weight_scales=scales), source.plan, ranges)
+    scales = {name: kernel.current_scales() for name, kernel in simulation.kernels.items()}
+    return convert_frozen_graph(
+        source.given.with_graph(graph, weight_scales=scales), source.plan, ranges
+    )

@@ -23,17 +23,17 @@ from neural_mp.adaptors.common.named_graphs.tensor_variants import (
     VARIANT_OF,
     cast_saturating,
 )
-from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, LAYERS, Role, role_of
+from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, LAYERS, Role, get_op_role
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     Array,
     NodeDef,
-    data_inputs,
-    node_of,
-    output_of,
-    typed_inputs,
+    find_typed_inputs,
+    get_node_name,
+    get_output_index,
+    list_data_inputs,
 )
-from neural_mp.adaptors.tensorflow.kernels.convert_int8 import int8_layers
+from neural_mp.adaptors.tensorflow.kernels.convert_int8 import map_int8_layers
 from neural_mp.adaptors.tensorflow.kernels.integer_kernels import DTYPES
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.core.graph import Layer
@@ -97,14 +97,14 @@ def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         arguments[parameter], remaining = remaining[:count], remaining[count:]
     for attribute in definition.attr:
         if attribute.name in parameters and attribute.name in node.attr:
-            arguments[attribute.name] = _python_value(node.attr[attribute.name])
+            arguments[attribute.name] = _convert_attribute_value(node.attr[attribute.name])
     results = getattr(tf.raw_ops, node.op)(**arguments)
     if results is None or isinstance(results, tf.Operation):
         return []
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
-def _python_value(attribute: AttrValue) -> Any:
+def _convert_attribute_value(attribute: AttrValue) -> Any:
     kind = attribute.WhichOneof("value")
     if kind == "list":
         fields = attribute.list.ListFields()
@@ -124,7 +124,7 @@ def _convert_value(kind: str, value: object) -> Any:
 _NORM = "BatchNormalization"
 
 
-def owners_of(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+def list_node_owners(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Return the layers of a node, without norms that are folded into it."""
     return tuple(layer for layer in layers if layer.type != _NORM) or layers
 
@@ -148,19 +148,19 @@ class Rounding:
     unchanged: frozenset[str]
 
 
-def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
+def make_plan_rounding(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
     """Return the rounding of a model under a plan."""
     graph, stored = model.graph, plan.flow.int8_outputs
     runs_in = {name: VARIANT_OF[p] for name, p in plan.effective.items() if p.is_16_bit}
     reads: dict[str, frozenset[int]] = {}
     results = dict(runs_in)
     heads = []
-    for tail, layer in int8_layers(model, plan.effective).items():
+    for tail, layer in map_int8_layers(model, plan.effective).items():
         heads.append(layer.head)
         reads[layer.head] = frozenset({0})
         summed = layer.group.residual_sum
         if summed is not None:
-            inputs = data_inputs(graph.nodes[summed.ops[-1]])
+            inputs = list_data_inputs(graph.nodes[summed.ops[-1]])
             reads[summed.ops[-1]] = frozenset({inputs.index(str(summed.operand))})
         if tail in stored or not LAYERS[layer.node.op].is_dense:
             results[tail] = UINT8
@@ -175,7 +175,9 @@ def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
     results.update(dict.fromkeys(moving, UINT8))
     tables = (n for n in model.structure.tables if plan.effective.get(n) is Precision.INT8)
     weights = {**dict.fromkeys(heads, 1), **dict.fromkeys(tables, 0)}
-    unchanged = frozenset(name for name in moving if role_of(graph.nodes[name]) is not Role.AVERAGE)
+    unchanged = frozenset(
+        name for name in moving if get_op_role(graph.nodes[name]) is not Role.AVERAGE
+    )
     return Rounding(reads, weights, results, runs_in, unchanged)
 
 
@@ -201,36 +203,36 @@ class Walk:
     seen: Callable[[NodeDef, Sequence[tf.Tensor]], None] | None = None
     _variants: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, feeds: Mapping[str, Any]) -> list[tf.Tensor]:
+    def run_feeds(self, feeds: Mapping[str, Any]) -> list[tf.Tensor]:
         """Return the outputs in the order of the signature."""
         self._variants = {tensor: {FP32: tf.convert_to_tensor(v)} for tensor, v in feeds.items()}
-        fed = {node_of(tensor) for tensor in feeds}
+        fed = {get_node_name(tensor) for tensor in feeds}
         for name, node in self.model.graph.nodes.items():
             if name not in fed:
                 if node.op == CONSTANT:
-                    self._constant(node)
+                    self._evaluate_constant(node)
                 else:
                     self._compute_node(node)
-        return [self._tensor_variant(tensor) for tensor in self.model.signature.output_tensors]
+        return [self._get_tensor_variant(tensor) for tensor in self.model.signature.output_tensors]
 
-    def _constant(self, node: NodeDef) -> None:
+    def _evaluate_constant(self, node: NodeDef) -> None:
         trained = self.variable(node.name)
-        # Other constants are read by `_tensor_variant`, only if needed.
+        # Other constants are read by `_get_tensor_variant`, only if needed.
         self._variants[node.name] = {} if trained is None else {FP32: trained}
         if trained is not None and self.seen is not None:
             self.seen(node, [trained])
 
     def _compute_node(self, node: NodeDef) -> None:
         name = node.name
-        low, typed = self.rounding.runs_in.get(name, FP32), typed_inputs(node)
+        low, typed = self.rounding.runs_in.get(name, FP32), find_typed_inputs(node)
         inputs = []
-        for position, tensor in enumerate(data_inputs(node)):
+        for position, tensor in enumerate(list_data_inputs(node)):
             if position == self.rounding.weights.get(name):
                 inputs.append(self.weight(name))
             elif position in self.rounding.reads.get(name, ()):
-                inputs.append(self._tensor_variant(tensor, UINT8))
+                inputs.append(self._get_tensor_variant(tensor, UINT8))
             else:
-                inputs.append(self._tensor_variant(tensor, low if position in typed else FP32))
+                inputs.append(self._get_tensor_variant(tensor, low if position in typed else FP32))
         results = call_node(node, inputs)
         if self.seen is not None:
             self.seen(node, results)
@@ -238,14 +240,14 @@ class Walk:
         for index, result in enumerate(results):
             tensor, variant = (name, kind) if index == 0 else (f"{name}:{index}", FP32)
             if variant == UINT8 and name not in self.rounding.unchanged:
-                result = self.quantized(name, result, role_of(node) is Role.AVERAGE)
+                result = self.quantized(name, result, get_op_role(node) is Role.AVERAGE)
             elif variant in DTYPES and variant != FP32:
                 result = tf.cast(result, DTYPES[variant])
             self._variants[tensor] = {variant: result}
 
-    def _tensor_variant(self, tensor: str, variant: str = FP32) -> tf.Tensor:
+    def _get_tensor_variant(self, tensor: str, variant: str = FP32) -> tf.Tensor:
         """Return a variant of a tensor, made on the first request."""
-        tensor = tensor if output_of(tensor) else node_of(tensor)
+        tensor = tensor if get_output_index(tensor) else get_node_name(tensor)
         variants = self._variants[tensor]
         if variant not in variants:
             variants[variant] = self._make_variant(tensor, variant, variants)
@@ -255,11 +257,11 @@ class Walk:
         self, tensor: str, variant: str, variants: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
         if self.model.graph.is_constant(tensor) and FP32 not in variants:
-            value: Array = self.model.graph.value(tensor)
+            value: Array = self.model.graph.constant_value(tensor)
             if variant == FP32:
                 return tf.constant(value)
             return tf.constant(cast_saturating(value, DTYPES[variant].as_numpy_dtype))
         if variant == UINT8:
-            return self.quantized(tensor, self._tensor_variant(tensor), False)
+            return self.quantized(tensor, self._get_tensor_variant(tensor), False)
         # The values of a quantized tensor are floats on its grid.
         return tf.cast(next(iter(variants.values())), DTYPES[variant])

@@ -26,11 +26,16 @@ from neural_mp.adaptors.common.simulation import (
     inputs_and_targets,
 )
 from neural_mp.adaptors.tensorflow.graph.ops import Trait, has_trait
-from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
+from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
+    CONSTANT,
+    NodeDef,
+    get_node_name,
+    list_data_inputs,
+)
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
+from neural_mp.adaptors.tensorflow.training.numerics_trace import resolve_loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
-from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of
+from neural_mp.adaptors.tensorflow.training.simulated_walk import list_node_owners
 from neural_mp.errors import ConfigurationError
 
 _KINDS = {
@@ -40,18 +45,20 @@ _KINDS = {
 }
 
 
-def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], Any]:
+def choose_loss_function(choice: LossChoice) -> Callable[[Any, Any], Any]:
     """Return a loss as a function of targets and outputs.
 
     Of cross-entropy, targets such as [n] or [n, 1] are class numbers, others distributions; the
     other losses read one target for each output.
     """
-    losses = partial(_output_losses if choice.name in BY_OUTPUT else _class_losses, choice)
-    reduction = tf.reduce_sum if choice.sums else tf.reduce_mean
+    losses = partial(
+        _compute_output_losses if choice.name in BY_OUTPUT else _compute_class_losses, choice
+    )
+    reduction = tf.reduce_sum if choice.sums_losses else tf.reduce_mean
     return lambda targets, outputs: reduction(losses(targets, outputs))
 
 
-def _class_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def _compute_class_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     is_sparse = choice.name == SPARSE_CROSS_ENTROPY
     if is_sparse or are_class_numbers(targets.shape, outputs.shape):
         losses = keras.losses.sparse_categorical_crossentropy
@@ -60,7 +67,7 @@ def _class_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) ->
     return losses(targets, outputs, from_logits=choice.from_logits)
 
 
-def _output_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def _compute_output_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     check_targets(targets.shape, outputs.shape)
     expected, actual = (
         tf.expand_dims(tf.cast(tf.reshape(values, tf.shape(outputs)), outputs.dtype), -1)
@@ -71,7 +78,9 @@ def _output_losses(choice: LossChoice, targets: tf.Tensor, outputs: tf.Tensor) -
     return keras.losses.binary_crossentropy(expected, actual, from_logits=choice.from_logits)
 
 
-def optimizer_of(model: SimulatedModel, choice: OptimizerChoice) -> keras.optimizers.Optimizer:
+def create_chosen_optimizer(
+    model: SimulatedModel, choice: OptimizerChoice
+) -> keras.optimizers.Optimizer:
     """Return an optimizer, built for the weights and scales that are trained.
 
     Raises:
@@ -106,8 +115,8 @@ class Trainer:
     ) -> None:
         self.model = model
         # AutoGraph is for the user's code: to convert ours would take seconds.
-        self.loss = None if loss is None else tf.function(loss_function(loss))
-        self.optimizer = optimizer_of(model, optimizer)
+        self.loss = None if loss is None else tf.function(resolve_loss_function(loss))
+        self.optimizer = create_chosen_optimizer(model, optimizer)
         self._hidden = _hidden_nan_nodes(model)
         self._compiled = tf.function(self._train_step, reduce_retracing=True, autograph=False)
 
@@ -117,8 +126,8 @@ class Trainer:
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
         if self.loss is None:
             reference: TensorFlowModel = self.model.source.reference
-            feeds = reference.signature.bind(tf.nest.map_structure(np.asarray, inputs))
-            targets = reference.signature.packed(reference.run(feeds))
+            feeds = reference.signature.bind_inputs(tf.nest.map_structure(np.asarray, inputs))
+            targets = reference.signature.pack_outputs(reference.run(feeds))
         return float(self._compiled(_to_tensors(inputs), _to_tensors(targets)))
 
     def _train_step(self, inputs: object, targets: object) -> tf.Tensor:
@@ -130,7 +139,7 @@ class Trainer:
                 values.extend(results)
 
         with tf.GradientTape() as tape:
-            outputs = self.model.advanced(inputs, collect_hidden)
+            outputs = self.model.run_step(inputs, collect_hidden)
             if self.loss is None:
                 loss = _mean_output_nsr(outputs, targets)
             else:
@@ -142,10 +151,10 @@ class Trainer:
         sums = [tf.reduce_sum(tf.cast(v, tf.float32)) for v in values if v.dtype.is_floating]
         norm = tf.cast(tf.linalg.global_norm([g for g, _ in pairs]), tf.float32)
         finite = tf.reduce_all(tf.math.is_finite(tf.stack([loss, norm, *sums])))
-        tf.cond(finite, lambda: self._apply(pairs), lambda: tf.constant(0, tf.int64))
+        tf.cond(finite, lambda: self._apply_gradients(pairs), lambda: tf.constant(0, tf.int64))
         return tf.where(finite, loss, math.nan)
 
-    def _apply(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
+    def _apply_gradients(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
         self.optimizer.apply_gradients(pairs)
         return tf.cast(self.optimizer.iterations.value, tf.int64)
 
@@ -160,17 +169,17 @@ class Trainer:
             if not locations and not all(map(_is_finite, results)):
                 locations.append(_describe_location(self.model.source.given, node))
 
-        self.model.walked(_to_tensors(inputs), seen=locate_non_finite)
+        self.model.run_graph(_to_tensors(inputs), seen=locate_non_finite)
         return next(iter(locations), None)
 
-    def state(self) -> bytes:
-        """Return weights, scales, optimizer and random state, for `load`."""
+    def save_state(self) -> bytes:
+        """Return weights, scales, optimizer and random state, for `load_state`."""
         variables = [*self.model.variables, *self.optimizer.variables]
         stored = io.BytesIO()
         np.savez(stored, *[np.asarray(variable.value) for variable in variables])
         return stored.getvalue()
 
-    def load(self, state: bytes, *, resume: bool = False) -> None:
+    def load_state(self, state: bytes, *, resume: bool = False) -> None:
         """Restore a result of `state`; see the protocol. Training draws no random numbers."""
         variables = [*self.model.variables, *self.optimizer.variables]
         try:
@@ -194,11 +203,11 @@ def _hidden_nan_nodes(model: SimulatedModel) -> frozenset[str]:
     graph, rounding = model.source.given.graph, model.source.rounding
     nodes = {name for name, kind in rounding.results.items() if kind == UINT8}
     for name, node in graph.nodes.items():
-        inputs = data_inputs(node)
+        inputs = list_data_inputs(node)
         positions = (
             range(len(inputs)) if has_trait(node, Trait.HIDES_NAN) else rounding.reads.get(name, ())
         )
-        nodes.update(node_of(inputs[position]) for position in positions)
+        nodes.update(get_node_name(inputs[position]) for position in positions)
     return frozenset(nodes)
 
 
@@ -206,9 +215,11 @@ def _describe_location(model: TensorFlowModel, node: NodeDef) -> str:
     kind, name = "the result", node.name
     if node.op == CONSTANT:
         kind = "a weight"
-        readers = (n.name for n in model.graph.nodes.values() if name in map(node_of, n.input))
+        readers = (
+            n.name for n in model.graph.nodes.values() if name in map(get_node_name, n.input)
+        )
         name = next(readers, name)
-    owners = owners_of(model.layers.get(name, ()))
+    owners = list_node_owners(model.layers.get(name, ()))
     return f"{kind} of layer {owners[-1].name if owners else name!r}"
 
 

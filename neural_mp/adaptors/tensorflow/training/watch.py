@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
 from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics, unpack_batch
-from neural_mp.adaptors.tensorflow.training.policies import layers_of
+from neural_mp.adaptors.tensorflow.training.policies import iterate_model_layers
 from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
 from neural_mp.util.pytree import tree_leaves
@@ -42,7 +42,7 @@ class _Scaler:
         self._optimizer = optimizer
         self._before = self._steps_and_scale()
 
-    def count(self, steps: int) -> None:
+    def count_steps(self, steps: int) -> None:
         """Count the last steps of the training, in which the optimizer may not have been used."""
         if isinstance(self._optimizer, LossScaleOptimizer):
             self.useless = self._optimizer.skipped_in_a_row
@@ -54,22 +54,22 @@ class _Scaler:
             self.useless += steps
 
     @property
-    def scale(self) -> float:
+    def loss_scale(self) -> float:
         """The scale of the next loss."""
         if not self._optimizer.built:
             return float(self._optimizer.initial_scale)
         return float(tf.convert_to_tensor(self._optimizer.dynamic_scale.value))
 
     def _steps_and_scale(self) -> tuple[int, float]:
-        return _optimizer_steps(self._optimizer), self.scale
+        return _count_optimizer_steps(self._optimizer), self.loss_scale
 
 
-def _optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
+def _find_model_optimizers(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
     """Return optimizer → its attribute in a model or a model in it.
 
     Optimizers inside of loss-scale optimizers are left out.
     """
-    models = [part for part in layers_of(model) if isinstance(part, keras.Model)]
+    models = [part for part in iterate_model_layers(model) if isinstance(part, keras.Model)]
     names: dict[keras.optimizers.Optimizer, str] = {}
     for holder in dict.fromkeys((model, *models)):
         prefix = "" if holder is model else f"{holder.name}."
@@ -82,7 +82,7 @@ def _optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
     return {optimizer: name for optimizer, name in names.items() if optimizer not in inner}
 
 
-def _optimizer_steps(optimizer: keras.optimizers.Optimizer) -> int:
+def _count_optimizer_steps(optimizer: keras.optimizers.Optimizer) -> int:
     """Return the number of steps that changed weights, on the first device."""
     return int(tf.convert_to_tensor(optimizer.iterations.value))
 
@@ -126,12 +126,12 @@ class Watch(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Start counting, and record the source of batches."""
         self.finding, self._useless, self._seen, self._non_finite = None, 0, 0, {}
-        optimizers = _optimizers_of(self.model)
+        optimizers = _find_model_optimizers(self.model)
         self._scalers = [
             _Scaler(n, o) for o, n in optimizers.items() if isinstance(o, _LOSS_SCALING)
         ]
         self._others = [
-            (o, _optimizer_steps(o)) for o in optimizers if not isinstance(o, _LOSS_SCALING)
+            (o, _count_optimizer_steps(o)) for o in optimizers if not isinstance(o, _LOSS_SCALING)
         ]
         # After a `fit` that failed, the function of an earlier watch is still set.
         function = self.model.train_function
@@ -177,7 +177,7 @@ class Watch(keras.callbacks.Callback):
             if not self._is_protected
         }
         for scaler in self._scalers:
-            scaler.count(steps)
+            scaler.count_steps(steps)
         if not self._scalers and not numbers and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -201,7 +201,7 @@ class Watch(keras.callbacks.Callback):
     @property
     def _is_protected(self) -> bool:
         """Whether the weights only changed by finite gradients of scaled losses."""
-        idle = (_optimizer_steps(optimizer) == steps for optimizer, steps in self._others)
+        idle = (_count_optimizer_steps(optimizer) == steps for optimizer, steps in self._others)
         return bool(self._scalers) and all(idle)
 
     def _raise_training_error(self, batch: object) -> None:
@@ -217,7 +217,7 @@ class Watch(keras.callbacks.Callback):
                 gradients = "gradients"
                 if scaler.name != _COMPILED:
                     gradients = f"gradients of the optimizer {scaler.name!r}"
-                scale = scaler.scale
+                scale = scaler.loss_scale
                 return f"{gradients} were not finite, with a loss scale down to {scale:.3g}", scale
         names = [name for name, steps in self._non_finite.items() if steps == self._useless]
         if "loss" in names:

@@ -32,7 +32,7 @@ from neural_mp.data import Vocabulary
 
 
 @cache
-def vocabulary(framework: str | None) -> Vocabulary:
+def load_vocabulary(framework: str | None) -> Vocabulary:
     """Return the names available to a file.
 
     Args:

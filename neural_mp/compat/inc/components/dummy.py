@@ -16,8 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import dataset, numbers, sizes, words
-from neural_mp.data.option_checks import one_of, true_or_false
+from neural_mp.compat.inc.components.registries import (
+    dataset,
+    parse_numbers,
+    parse_sizes,
+    split_words,
+)
+from neural_mp.data.option_checks import check_one_of, true_or_false
 from neural_mp.errors import ConfigurationError
 
 SEED = 9527
@@ -37,7 +42,7 @@ class Tensor:
     high: float
     dtype: str
 
-    def draw(self, random: np.random.RandomState, shape: Shape | None = None) -> np.ndarray:
+    def draw_values(self, random: np.random.RandomState, shape: Shape | None = None) -> np.ndarray:
         """Draw the next values from `random`, in the tensor's shape or another."""
         values = np.asarray(random.uniform(self.low, self.high, shape or self.shape))
         if self.dtype.startswith(("int", "uint")):
@@ -52,8 +57,8 @@ def _parse_shapes(option: str, value: object) -> list[Shape]:
         return []
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
     if any(isinstance(item, Sequence) for item in items):
-        return [sizes(option, item) for item in items]
-    return [sizes(option, value)]
+        return [parse_sizes(option, item) for item in items]
+    return [parse_sizes(option, value)]
 
 
 def _build_tensors(
@@ -65,8 +70,11 @@ def _build_tensors(
     dtypes: Sequence[str],
 ) -> list[Tensor]:
     """Return one tensor per shape; a single `low`, `high` or `dtype` applies to all."""
-    kinds = [one_of(f"{name}: dtype", item, dtypes) for item in words(f"{name}: dtype", dtype)]
-    lows, highs = numbers(f"{name}: low", low), numbers(f"{name}: high", high)
+    kinds = [
+        check_one_of(f"{name}: dtype", item, dtypes)
+        for item in split_words(f"{name}: dtype", dtype)
+    ]
+    lows, highs = parse_numbers(f"{name}: low", low), parse_numbers(f"{name}: high", high)
     options = [
         _for_each(f"{name}: {option}", values, len(shapes))
         for option, values in (("low", lows), ("high", highs), ("dtype", kinds))
@@ -136,7 +144,7 @@ def dummy(
 def _draw_samples(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
     """Draw all samples one by one, since drawing all at once needs float64 memory."""
     part = replace(tensor, shape=tensor.shape[1:])
-    return np.stack([part.draw(random) for _ in range(tensor.shape[0])])
+    return np.stack([part.draw_values(random) for _ in range(tensor.shape[0])])
 
 
 @dataclass(frozen=True)
@@ -157,8 +165,8 @@ class EndedStream:
         random = np.random.RandomState(SEED)
         for _ in range(SAMPLES):
             if self.counts is None:
-                inputs = [tensor.draw(random) for tensor in self.inputs]
-                labels = [tensor.draw(random) for tensor in self.labels]
+                inputs = [tensor.draw_values(random) for tensor in self.inputs]
+                labels = [tensor.draw_values(random) for tensor in self.labels]
             else:
                 inputs, labels = self._draw_sparse(random)
             yield _one_or_all(inputs), _one_or_all(labels) if labels else None
@@ -168,8 +176,8 @@ class EndedStream:
         inputs, labels = [], []
         for tensor, count, label in zip_longest(self.inputs, self.counts or (), self.labels):
             indices = np.unravel_index(np.arange(count), tensor.shape)
-            inputs.append((np.stack(indices, axis=-1), tensor.draw(random, (count,))))
-            labels += [label.draw(random)] if label else []
+            inputs.append((np.stack(indices, axis=-1), tensor.draw_values(random, (count,))))
+            labels += [label.draw_values(random)] if label else []
         return inputs, labels
 
 
@@ -218,7 +226,7 @@ def sparse_dummy_v2(
     if labels:
         labels = _for_each(f"{name}: label_shape", labels, len(inputs))
     option = f"{name}: sparse_ratio"
-    ratios = _for_each(option, numbers(option, sparse_ratio), len(inputs))
+    ratios = _for_each(option, parse_numbers(option, sparse_ratio), len(inputs))
     if any(not 0 <= ratio <= 1 for ratio in ratios):
         raise ConfigurationError(f"{option} must be from 0 to 1, got {sparse_ratio!r}")
     tensors = _build_tensors(name, [*inputs, *labels], low, high, dtype, DTYPES)

@@ -13,15 +13,19 @@ import numpy as np
 from neural_mp.compat.inc.components.records import BoxedImages
 from neural_mp.compat.inc.components.registries import (
     Options,
+    check_optional,
+    check_parsed,
     dataset,
     option,
-    optional,
-    parsed,
-    sizes,
+    parse_sizes,
 )
-from neural_mp.data.images import ImageFolder, pillow, read_pixels
-from neural_mp.data.numpy_files import plain_arrays
-from neural_mp.data.option_checks import existing_file, existing_folder, finite_number
+from neural_mp.data.images import ImageFolder, import_pillow, read_pixels
+from neural_mp.data.numpy_files import iterate_plain_arrays
+from neural_mp.data.option_checks import (
+    check_existing_file,
+    check_existing_folder,
+    check_finite_number,
+)
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.io.readers import read_data_json
 from neural_mp.util.validators import file_path, validate_option
@@ -131,13 +135,13 @@ def _open_annotations(
     name: str, root: object, option: str, value: str, anno_dir: str
 ) -> tuple[Path, Path, list[AnnotatedImage], dict[int, str]]:
     """Return the folder, the annotation file, and the images and categories in the file."""
-    parent = existing_folder(f"{name}: root", root)
-    folder = existing_folder(f"{name}: {option}", parent / str(value))
-    annotations = existing_file(f"{name}: anno_dir", parent / str(anno_dir))
+    parent = check_existing_folder(f"{name}: root", root)
+    folder = check_existing_folder(f"{name}: {option}", parent / str(value))
+    annotations = check_existing_file(f"{name}: anno_dir", parent / str(anno_dir))
     return folder, annotations, *read_annotations(annotations)
 
 
-@dataset("COCORaw", ignored=("num_cores", "filter"), needs=pillow)
+@dataset("COCORaw", ignored=("num_cores", "filter"), needs=import_pillow)
 def coco_raw(root: object, img_dir: str = "val2017", anno_dir: str = ANNOTATIONS) -> RawImages:
     """Return COCO as image files.
 
@@ -173,7 +177,7 @@ class ImageArrays(CocoImages):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         image = self.images[index]
-        with plain_arrays(_array_path(self.folder, image)) as pixels:
+        with iterate_plain_arrays(_make_array_path(self.folder, image)) as pixels:
             pairs = zip(image.categories, image.boxes, strict=True)
             return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
 
@@ -192,16 +196,16 @@ def coco_npy(root: object, npy_dir: str = "val2017", anno_dir: str = ANNOTATIONS
     folder, annotations, images, names = _open_annotations(
         "COCONpy", root, "npy_dir", npy_dir, anno_dir
     )
-    selected = tuple(image for image in images if _array_path(folder, image).is_file())
+    selected = tuple(image for image in images if _make_array_path(folder, image).is_file())
     if not selected:
-        expected = f", e.g. {_array_path(folder, images[0])}" if images else ""
+        expected = f", e.g. {_make_array_path(folder, images[0])}" if images else ""
         raise DataError(
             f"COCONpy: none of the {len(images)} images in {annotations} has an array{expected}"
         )
     return ImageArrays(folder, selected, names)
 
 
-def _array_path(folder: Path, image: AnnotatedImage) -> Path:
+def _make_array_path(folder: Path, image: AnnotatedImage) -> Path:
     return folder / f"{image.name}.npy"
 
 
@@ -233,7 +237,7 @@ def unconverted_image_folder(root: object) -> ImageFolder:
     return _UnconvertedImageFolder(root)
 
 
-def _default_list(folder: Path) -> Path:
+def _find_default_list(folder: Path) -> Path:
     label_list = next((folder / name for name in LABEL_LISTS if (folder / name).is_file()), None)
     if label_list is None:
         raise DataError(
@@ -243,7 +247,7 @@ def _default_list(folder: Path) -> Path:
     return label_list
 
 
-@dataset("ImagenetRaw", needs=pillow)
+@dataset("ImagenetRaw", needs=import_pillow)
 @dataclass(frozen=True)
 class ImagenetRaw(Options):
     """Image files with labels from a list.
@@ -258,14 +262,14 @@ class ImagenetRaw(Options):
             skipped with a warning.
     """
 
-    data_path: Any = option(existing_folder)
-    image_list: Any = option(optional(existing_file), None)
+    data_path: Any = option(check_existing_folder)
+    image_list: Any = option(check_optional(check_existing_file), None)
     files: tuple[tuple[Path, int], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        label_list = self.image_list or _default_list(self.data_path)
-        listed = _listed_images(self.data_path, label_list)
+        label_list = self.image_list or _find_default_list(self.data_path)
+        listed = _read_listed_images(self.data_path, label_list)
         existing = tuple((path, label) for path, label in listed if path.is_file())
         missing = [path for path, _ in listed if not path.is_file()]
         if not existing:
@@ -280,7 +284,7 @@ class ImagenetRaw(Options):
                 DatasetWarning,
                 stacklevel=3,
             )
-        self.put(files=existing)
+        self.set_fields(files=existing)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -290,7 +294,7 @@ class ImagenetRaw(Options):
         return read_pixels(path, "RGB", "dataset 'ImagenetRaw'"), label
 
 
-def _listed_images(folder: Path, label_list: Path) -> list[tuple[Path, int]]:
+def _read_listed_images(folder: Path, label_list: Path) -> list[tuple[Path, int]]:
     try:
         lines = label_list.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -310,10 +314,10 @@ def _listed_images(folder: Path, label_list: Path) -> list[tuple[Path, int]]:
     return listed
 
 
-_WIDTH_AND_HEIGHT = parsed(sizes, "[width, height]", lambda found: len(found) == 2)
+_WIDTH_AND_HEIGHT = check_parsed(parse_sizes, "[width, height]", lambda found: len(found) == 2)
 
 
-@dataset("style_transfer", "tensorflow", needs=pillow)
+@dataset("style_transfer", "tensorflow", needs=import_pillow)
 @dataclass(frozen=True)
 class StyleTransfer(Options):
     """All pairs of a content image and a style image.
@@ -330,9 +334,9 @@ class StyleTransfer(Options):
         pairs: the image pairs, in sample order.
     """
 
-    content_folder: Any = option(existing_folder)
-    style_folder: Any = option(existing_folder)
-    crop_ratio: float = option(finite_number, 0.1)
+    content_folder: Any = option(check_existing_folder)
+    style_folder: Any = option(check_existing_folder)
+    crop_ratio: float = option(check_finite_number, 0.1)
     resize_shape: Any = option(_WIDTH_AND_HEIGHT, (256, 256))
     image_format: str = "jpg"
     pairs: tuple[tuple[Path, Path], ...] = field(init=False, repr=False)
@@ -340,7 +344,7 @@ class StyleTransfer(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         contents, styles = self._find_images("content_folder"), self._find_images("style_folder")
-        self.put(pairs=tuple((content, style) for content in contents for style in styles))
+        self.set_fields(pairs=tuple((content, style) for content in contents for style in styles))
 
     def _find_images(self, option: str) -> list[Path]:
         folder: Path = getattr(self, option)
@@ -364,7 +368,7 @@ class StyleTransfer(Options):
         return (self._load_scaled(content), self._load_scaled(style)), 0
 
     def _load_scaled(self, path: Path) -> np.ndarray:
-        image = pillow("dataset 'style_transfer'")
+        image = import_pillow("dataset 'style_transfer'")
         pixels = read_pixels(path, None, "dataset 'style_transfer'")
         scaled = image.fromarray(pixels).resize(self.resize_shape, image.Resampling.BICUBIC)
         values = np.asarray(scaled, dtype=np.float64)

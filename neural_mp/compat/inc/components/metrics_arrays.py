@@ -14,17 +14,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import METRICS, as_one, parts, registered
-from neural_mp.data.option_checks import one_of, true_or_false, whole_number
+from neural_mp.compat.inc.components.registries import (
+    METRICS,
+    register_for,
+    split_parts,
+    stack_as_one,
+)
+from neural_mp.data.option_checks import check_one_of, check_whole_number, true_or_false
 from neural_mp.errors import MetricError
 from neural_mp.metrics import regression
 from neural_mp.metrics.base import RunningMean, nothing_taken_in
-from neural_mp.metrics.predictions import as_array, number_pairs, whole_numbers
+from neural_mp.metrics.predictions import (
+    convert_number_pairs,
+    convert_to_array,
+    convert_to_integers,
+)
 from neural_mp.metrics.segmentation import MeanIoU
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import convert_to_numpy
 
 
-@registered(METRICS, "topk")
+@register_for(METRICS, "topk")
 class TopK(RunningMean):
     """Fraction of samples whose label is among the `k` highest scores; 0 before any sample.
 
@@ -42,13 +51,13 @@ class TopK(RunningMean):
 
     def __init__(self, k: int = 1) -> None:
         super().__init__()
-        self.k = whole_number("topk: k", k, minimum=1)
+        self.k = check_whole_number("topk: k", k, minimum=1)
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
-        scores = as_one(preds, "predictions")
+        scores = stack_as_one(preds, "predictions")
         scores = scores.reshape(len(scores) if scores.ndim > 1 else 1, -1)
-        truth = np.atleast_1d(as_one(labels, "labels"))
+        truth = np.atleast_1d(stack_as_one(labels, "labels"))
         if isinstance(labels, list) and labels and isinstance(labels[0], tuple):
             truth = truth.reshape(truth.shape[-1], -1)  # [(first, second, …)]
         if len(truth) != len(scores):
@@ -59,7 +68,7 @@ class TopK(RunningMean):
         truth = truth.reshape(len(truth), -1)
         if truth.shape[1] != 1:
             truth = np.argsort(truth, axis=1, kind="stable")[:, -1:]
-        self.take_in(self._is_in_top(scores, whole_numbers(truth, "labels")))
+        self.take_in(self._is_in_top(scores, convert_to_integers(truth, "labels")))
 
     def result(self) -> float:
         """Return the fraction since the last reset."""
@@ -71,7 +80,7 @@ class TopK(RunningMean):
         return (best == truth).any(axis=1)
 
 
-@registered(METRICS, "topk", "tensorflow")
+@register_for(METRICS, "topk", "tensorflow")
 class TensorFlowTopK(TopK):
     """`topk` by the rule of TensorFlow's `in_top_k`, with float32 scores; 0 before any sample.
 
@@ -88,7 +97,7 @@ class TensorFlowTopK(TopK):
         return (higher < self.k) & is_class[:, 0] & np.isfinite(scores).all(axis=1)
 
 
-@registered(METRICS, "Accuracy")
+@register_for(METRICS, "Accuracy")
 class Accuracy(RunningMean):
     """Number of correct predictions per sample.
 
@@ -116,8 +125,8 @@ class Accuracy(RunningMean):
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
-        scores = np.atleast_1d(as_one(preds, "predictions"))
-        truth = np.atleast_1d(as_one(labels, "labels"))
+        scores = np.atleast_1d(stack_as_one(preds, "predictions"))
+        truth = np.atleast_1d(stack_as_one(labels, "labels"))
         if scores.ndim == truth.ndim + 1:
             predicted = scores[:, 0] if scores.shape[1] == 1 else scores.argmax(axis=1)
         else:
@@ -139,7 +148,7 @@ class Accuracy(RunningMean):
         self._most = max(self._most, other._most)
 
 
-@registered(METRICS, "ROC")
+@register_for(METRICS, "ROC")
 class ROC(RunningMean):
     """Fraction of samples whose rounded score equals the label: an accuracy, as in INC.
 
@@ -155,12 +164,12 @@ class ROC(RunningMean):
 
     def __init__(self, task: str = "dlrm") -> None:
         super().__init__()
-        self.task = one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
+        self.task = check_one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
 
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
-        scores = np.atleast_1d(np.squeeze(as_one(preds, "predictions")))
-        truth = np.atleast_1d(np.squeeze(as_one(labels, "labels")))
+        scores = np.atleast_1d(np.squeeze(stack_as_one(preds, "predictions")))
+        truth = np.atleast_1d(np.squeeze(stack_as_one(labels, "labels")))
         if scores.ndim != 1 or scores.shape != truth.shape:
             raise MetricError(
                 f"ROC: scores and labels must hold one number for each sample, got scores of shape "
@@ -169,7 +178,7 @@ class ROC(RunningMean):
         self.take_in(np.round(scores) == truth)
 
 
-@registered(METRICS, "F1")
+@register_for(METRICS, "F1")
 class F1:
     """F1 score between two lists of tokens, averaged over batches.
 
@@ -192,7 +201,7 @@ class F1:
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
         self._scores.append(
-            token_f1(_to_tokens(preds, "predictions"), _to_tokens(labels, "labels"))
+            compute_token_f1(_to_tokens(preds, "predictions"), _to_tokens(labels, "labels"))
         )
 
     def merge(self, other: F1) -> None:
@@ -206,7 +215,7 @@ class F1:
         return float(np.mean(self._scores))
 
 
-def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
+def compute_token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
     """Return the harmonic mean of precision and recall, with tokens counted as multisets."""
     common = (Counter(predicted) & Counter(truth)).total()
     # From precision = common/p and recall = common/t follows 2·common/(p + t).
@@ -214,10 +223,10 @@ def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
 
 
 def _to_tokens(values: object, what: str) -> Sequence[Hashable]:
-    pieces = parts(values)
+    pieces = split_parts(values)
     values = pieces[0] if len(pieces) == 1 else values
     if hasattr(values, "shape"):
-        array = as_numpy(values)
+        array = convert_to_numpy(values)
         values = array.tolist() if array.ndim == 1 else None
     if not isinstance(values, Sequence) or not all(isinstance(v, Hashable) for v in values):
         raise MetricError(
@@ -227,7 +236,7 @@ def _to_tokens(values: object, what: str) -> Sequence[Hashable]:
     return values
 
 
-@registered(METRICS, "mIOU")
+@register_for(METRICS, "mIOU")
 class MeanIntersectionOverUnion(MeanIoU):
     """Mean intersection over union of the classes that occur.
 
@@ -239,13 +248,15 @@ class MeanIntersectionOverUnion(MeanIoU):
     """
 
     def __init__(self, num_classes: int = 21) -> None:
-        super().__init__(whole_number("mIOU: num_classes", num_classes, minimum=1))
+        super().__init__(check_whole_number("mIOU: num_classes", num_classes, minimum=1))
         self._classes = num_classes
 
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
-        predicted = whole_numbers(as_one(preds, "predictions"), "predictions").reshape(-1)
-        truth = whole_numbers(as_one(labels, "labels"), "labels").reshape(-1)
+        predicted = convert_to_integers(stack_as_one(preds, "predictions"), "predictions").reshape(
+            -1
+        )
+        truth = convert_to_integers(stack_as_one(labels, "labels"), "labels").reshape(-1)
         if predicted.shape != truth.shape:
             raise MetricError(
                 f"mIOU: predictions must hold a prediction for each pixel of the labels, got "
@@ -276,7 +287,7 @@ class _OutputByOutput(RunningMean):
             super().update(predicted, truth)  # type: ignore[misc]
 
 
-@registered(METRICS, "MAE")
+@register_for(METRICS, "MAE")
 class MAE(_OutputByOutput, regression.MAE):
     """Mean absolute error over all numbers of all outputs.
 
@@ -288,17 +299,17 @@ class MAE(_OutputByOutput, regression.MAE):
     """
 
 
-@registered(METRICS, "MSE")
+@register_for(METRICS, "MSE")
 class MSE(_OutputByOutput, regression.MSE):
     """Mean squared error over all numbers of all outputs; options of `MAE`."""
 
 
-@registered(METRICS, "RMSE")
+@register_for(METRICS, "RMSE")
 class RMSE(_OutputByOutput, regression.RMSE):
     """Square root of `MSE`; options of `MAE`."""
 
 
-@registered(METRICS, "Loss")
+@register_for(METRICS, "Loss")
 class Loss(RunningMean):
     """Mean of predictions that are losses; labels only determine the number of samples.
 
@@ -314,15 +325,15 @@ class Loss(RunningMean):
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
         self._sum += float(sum(predicted.sum() for predicted, _ in _pair_arrays(preds, labels)))
-        first = parts(labels)[0]
-        array = np.atleast_1d(as_array(first, "labels"))
+        first = split_parts(labels)[0]
+        array = np.atleast_1d(convert_to_array(first, "labels"))
         is_list_of_rows = first is labels and array.ndim > 1
         self._count += array.shape[1] if is_list_of_rows else len(array)
 
 
 def _pair_arrays(preds: object, labels: object) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return predictions and labels of each output as float64 arrays of equal shape."""
-    predicted, truth = parts(preds), parts(labels)
+    predicted, truth = split_parts(preds), split_parts(labels)
     if len(predicted) != len(truth):  # one side may be a list of rows of one array
-        predicted, truth = [as_one(preds, "predictions")], [as_one(labels, "labels")]
-    return [number_pairs(*pair) for pair in zip(predicted, truth, strict=True)]
+        predicted, truth = [stack_as_one(preds, "predictions")], [stack_as_one(labels, "labels")]
+    return [convert_number_pairs(*pair) for pair in zip(predicted, truth, strict=True)]

@@ -18,12 +18,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import METRICS, registered, text
+from neural_mp.compat.inc.components.registries import METRICS, register_for, to_text
 from neural_mp.config.source import read_file
-from neural_mp.data.option_checks import existing_path, one_of, whole_number
+from neural_mp.data.option_checks import check_existing_path, check_one_of, check_whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
-from neural_mp.metrics.coco_map import ALL_OVERLAPS, SUMMARY, Boxes, coco_tools, overlaps, summary
-from neural_mp.util.pytree import as_numpy
+from neural_mp.metrics.coco_map import (
+    ALL_OVERLAPS,
+    SUMMARY,
+    Boxes,
+    import_coco_tools,
+    parse_overlaps,
+    summarize_detections,
+)
+from neural_mp.util.pytree import convert_to_numpy
 from neural_mp.util.text import with_article
 
 _NAMES = """
@@ -52,7 +59,7 @@ _KEYS = tuple(f"DetectionBoxes_{name}" for name in SUMMARY)
 _OUTPUTS = ("num_detections", "boxes", "scores", "classes")
 
 
-@registered(METRICS, "mAP")
+@register_for(METRICS, "mAP")
 class MeanAveragePrecision:
     """Mean average precision over the classes of COCO.
 
@@ -82,20 +89,20 @@ class MeanAveragePrecision:
         map_points: int | None = 0,
         map_key: str = _KEYS[0],
     ) -> None:
-        coco_tools(self.name)
+        import_coco_tools(self.name)
         iou_thrs, map_points = self.fixed or (iou_thrs, map_points)
         self._ids = (
             {name: number for number, name in CATEGORIES.items()}
             if anno_path is None
             else _read_class_ids(f"{self.name}: anno_path", anno_path)
         )
-        self._overlaps = overlaps(f"{self.name}: iou_thrs", iou_thrs)
+        self._overlaps = parse_overlaps(f"{self.name}: iou_thrs", iou_thrs)
         if isinstance(map_points, bool) or map_points not in (0, 11, 101):
             raise ConfigurationError(
                 f"{self.name}: map_points must be 0, 11 or 101, got {map_points!r}"
             )
         self._recalls = np.linspace(0, 1, int(map_points)) if map_points else None
-        self._key = one_of(f"{self.name}: map_key", map_key, _KEYS)
+        self._key = check_one_of(f"{self.name}: map_key", map_key, _KEYS)
         self.reset()
 
     def reset(self) -> None:
@@ -106,7 +113,7 @@ class MeanAveragePrecision:
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with one batch."""
         outputs = [_items_by_image(output) for output in _list_outputs(preds, "predictions")]
-        positions = self._output_positions(len(outputs))
+        positions = self._map_output_positions(len(outputs))
         if not isinstance(labels, list | tuple) or len(labels) != 4:
             raise MetricError(
                 f"{self.name}: labels must be (boxes, class names, class ids, images), got "
@@ -120,11 +127,13 @@ class MeanAveragePrecision:
                     f"{self.name}: the first axis must be the images of a batch, got {what} for "
                     f"{len(output)} images and labels of {len(images)}"
                 )
-        for i, image in enumerate(map(text, images)):
+        for i, image in enumerate(map(to_text, images)):
             if image not in self._truth:
-                classes = self._class_ids(_item_of_image(names, i), _item_of_image(ids, i))
+                classes = self._read_class_ids(_item_of_image(names, i), _item_of_image(ids, i))
                 self._truth[image] = self._validate_boxes("labels", corners[i], classes)
-                self._found[image] = self._detected_boxes({w: out[i] for w, out in chosen.items()})
+                self._found[image] = self._read_detected_boxes(
+                    {w: out[i] for w, out in chosen.items()}
+                )
 
     def merge(self, other: MeanAveragePrecision) -> None:
         """Add the images of another instance that are not yet present."""
@@ -142,10 +151,12 @@ class MeanAveragePrecision:
             np.isin(boxes.classes, list(CATEGORIES)).any() for boxes in self._truth.values()
         ):
             return 0.0
-        values = summary(self._truth, self._found, self._overlaps, self._recalls, CATEGORIES)
+        values = summarize_detections(
+            self._truth, self._found, self._overlaps, self._recalls, CATEGORIES
+        )
         return values[self._key.removeprefix("DetectionBoxes_")]
 
-    def _output_positions(self, count: int) -> dict[str, int]:
+    def _map_output_positions(self, count: int) -> dict[str, int]:
         """Return the index of each output, by name, among `count` outputs."""
         if count not in (3, 4):
             raise MetricError(
@@ -154,16 +165,18 @@ class MeanAveragePrecision:
             )
         return {what: i for i, what in enumerate(_OUTPUTS[4 - count :])}
 
-    def _detected_boxes(self, outputs: Mapping[str, Any]) -> Boxes:
+    def _read_detected_boxes(self, outputs: Mapping[str, Any]) -> Boxes:
         count = outputs.get("num_detections")
-        until = None if count is None else int(as_numpy(count).reshape(-1)[0])
-        corners, scores, classes = (as_numpy(outputs[what])[:until] for what in _OUTPUTS[1:])
+        until = None if count is None else int(convert_to_numpy(count).reshape(-1)[0])
+        corners, scores, classes = (
+            convert_to_numpy(outputs[what])[:until] for what in _OUTPUTS[1:]
+        )
         return self._validate_boxes("predictions", corners, classes, scores)
 
     def _validate_boxes(
         self, what: str, corners: object, classes: np.ndarray, scores: np.ndarray | None = None
     ) -> Boxes:
-        corners = as_numpy(corners)
+        corners = convert_to_numpy(corners)
         corners = corners.reshape(-1, 4) if corners.size == 0 else corners
         rows = {corners.shape[:-1], classes.shape}
         if scores is not None:
@@ -177,12 +190,12 @@ class MeanAveragePrecision:
             )
         return Boxes(corners, classes, scores)
 
-    def _class_ids(self, names: Sequence[Any], ids: object) -> np.ndarray:
+    def _read_class_ids(self, names: Sequence[Any], ids: object) -> np.ndarray:
         """Return the class ids of one image's boxes, from the names if there are no ids."""
-        class_ids = as_numpy(ids)
+        class_ids = convert_to_numpy(ids)
         if class_ids.size or not len(names):
             return class_ids
-        class_names = [text(name) for name in _items_by_image(names)]
+        class_names = [to_text(name) for name in _items_by_image(names)]
         for key in class_names:
             if key not in self._ids:
                 raise MetricError(
@@ -191,7 +204,7 @@ class MeanAveragePrecision:
         return np.array([self._ids[key] for key in class_names])
 
 
-@registered(METRICS, "COCOmAP")
+@register_for(METRICS, "COCOmAP")
 class COCOMeanAveragePrecision(MeanAveragePrecision):
     """`mAP` as in COCO: ten overlaps, 101 recalls, regardless of `iou_thrs` and `map_points`."""
 
@@ -199,7 +212,7 @@ class COCOMeanAveragePrecision(MeanAveragePrecision):
     fixed = (ALL_OVERLAPS, 101)
 
 
-@registered(METRICS, "VOCmAP")
+@register_for(METRICS, "VOCmAP")
 class VOCMeanAveragePrecision(MeanAveragePrecision):
     """`mAP` as in VOC: the area under the curve at an overlap of 0.5, regardless of options."""
 
@@ -207,7 +220,7 @@ class VOCMeanAveragePrecision(MeanAveragePrecision):
     fixed = (0.5, 0)
 
 
-@registered(METRICS, "COCOmAPv2")
+@register_for(METRICS, "COCOmAPv2")
 class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
     """`mAP` for outputs in any order.
 
@@ -228,7 +241,7 @@ class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
         super().__init__(anno_path, iou_thrs, map_points, map_key)
         self._mapping = _parse_mapping("COCOmAPv2: output_index_mapping", output_index_mapping)
 
-    def _output_positions(self, count: int) -> dict[str, int]:
+    def _map_output_positions(self, count: int) -> dict[str, int]:
         beyond = {what: position for what, position in self._mapping.items() if position >= count}
         if beyond:
             raise MetricError(
@@ -249,14 +262,14 @@ def _parse_mapping(option: str, value: object) -> dict[str, int]:
     for what in _OUTPUTS[1:]:
         if what not in value:
             raise ConfigurationError(f"{option} must hold the position of {what!r}, got {value!r}")
-    positions = {what: whole_number(f"{option}: {what}", value[what], -1) for what in value}
+    positions = {what: check_whole_number(f"{option}: {what}", value[what], -1) for what in value}
     if min(positions[what] for what in _OUTPUTS[1:]) < 0:
         raise ConfigurationError(f"{option}: only num_detections can be -1, got {value!r}")
     return {what: position for what, position in positions.items() if position >= 0}
 
 
 def _read_class_ids(option: str, path: object) -> dict[str, int]:
-    file = existing_path(option, path)
+    file = check_existing_path(option, path)
     requirement = "must be a YAML file with a line 'name: id' for each class"
     try:
         content = read_file(file).data
@@ -282,7 +295,7 @@ def _items_by_image(values: object) -> Sequence[Any]:
     """Return an array with images on the first axis, or a list with one array per image."""
     if isinstance(values, list | tuple):
         return values
-    return np.atleast_1d(as_numpy(values))  # type: ignore[return-value]
+    return np.atleast_1d(convert_to_numpy(values))  # type: ignore[return-value]
 
 
 def _item_of_image(values: Sequence[Any], index: int) -> Any:

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metrics_arrays import token_f1
-from neural_mp.compat.inc.components.registries import METRICS, as_one, registered, text
-from neural_mp.data.option_checks import one_of
+from neural_mp.compat.inc.components.metrics_arrays import compute_token_f1
+from neural_mp.compat.inc.components.registries import METRICS, register_for, stack_as_one, to_text
+from neural_mp.data.option_checks import check_one_of
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import Collection, nothing_taken_in
-from neural_mp.metrics.predictions import whole_numbers
+from neural_mp.metrics.predictions import convert_to_integers
 
 _GLUE_TASKS = ("mrpc", "qqp", "qnli", "rte", "sts-b", "cola", "mnli", "wnli", "sst-2")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -32,7 +32,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _LONGEST = 4
 
 
-@registered(METRICS, "GLUE")
+@register_for(METRICS, "GLUE")
 class GLUE(Collection):
     """Metric of a GLUE task.
 
@@ -48,18 +48,18 @@ class GLUE(Collection):
 
     def __init__(self, task: str = "mrpc") -> None:
         super().__init__()
-        self.task = one_of("GLUE: task", task, _GLUE_TASKS)
+        self.task = check_one_of("GLUE: task", task, _GLUE_TASKS)
 
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
-        scores, truth = as_one(preds, "predictions"), as_one(labels, "labels")
+        scores, truth = stack_as_one(preds, "predictions"), stack_as_one(labels, "labels")
         if self.task == "sts-b":
             is_valid = scores.size == truth.size
             predicted, form = scores.reshape(-1), "one number for each label"
         else:
             is_valid = scores.ndim == 2 and len(scores) == truth.size
             predicted = scores.argmax(axis=1) if is_valid else scores
-            truth = whole_numbers(truth, "labels")
+            truth = convert_to_integers(truth, "labels")
             form = "scores [N, C] for labels [N]"
         if not is_valid:
             raise MetricError(
@@ -70,7 +70,7 @@ class GLUE(Collection):
 
     def result(self) -> float:
         """Return the value since the last reset, at most 1."""
-        predicted, truth = self.collected()
+        predicted, truth = self.concatenate_batches()
         if self.task not in ("cola", "sts-b"):
             return float((predicted == truth).mean())
         if self.task == "cola":
@@ -87,7 +87,7 @@ class GLUE(Collection):
         return float(pearsonr(predicted, truth)[0] + spearmanr(predicted, truth)[0]) / 2
 
 
-@registered(METRICS, "SquadF1")
+@register_for(METRICS, "SquadF1")
 class SquadF1:
     """F1 score of answers to the questions of SQuAD 1.1, in percent; 0 before any answer.
 
@@ -122,13 +122,15 @@ class SquadF1:
                 f"SquadF1: predictions must be a dict from question ids to answers, got "
                 f"{type(preds).__name__}; add the postprocess transform SquadV1"
             )
-        questions = list(_correct_answers(labels))
+        questions = list(_iterate_correct_answers(labels))
         if not questions:
             raise MetricError("SquadF1: labels must hold a question, got none")
         total = sum(
             max(
                 (
-                    token_f1(_normalized_words(preds[name]), _normalized_words(right))
+                    compute_token_f1(
+                        _split_normalized_words(preds[name]), _split_normalized_words(right)
+                    )
                     for right in answers
                 ),
                 default=0.0,
@@ -143,7 +145,7 @@ class SquadF1:
         return float(np.mean(self._scores)) if self._scores else 0.0
 
 
-def _correct_answers(articles: Any) -> Iterable[tuple[str, list[str]]]:
+def _iterate_correct_answers(articles: Any) -> Iterable[tuple[str, list[str]]]:
     """Yield the id and the correct answers of every question."""
     if isinstance(articles, Mapping) and "data" in articles:
         articles = articles["data"]
@@ -159,7 +161,7 @@ def _correct_answers(articles: Any) -> Iterable[tuple[str, list[str]]]:
         ) from error
 
 
-def _normalized_words(answer: str) -> list[str]:
+def _split_normalized_words(answer: str) -> list[str]:
     """Return the words of an answer, without case, punctuation and articles.
 
     Source: the evaluation script of SQuAD 1.1, `normalize_answer`.
@@ -167,7 +169,7 @@ def _normalized_words(answer: str) -> list[str]:
     return _ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split()
 
 
-@registered(METRICS, "BLEU")
+@register_for(METRICS, "BLEU")
 class BLEU:
     """BLEU score of translations against one reference each, in percent, case-insensitive.
 
@@ -238,7 +240,7 @@ def _to_texts(values: Any, what: str) -> list[str]:
     is_sequence = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     if not is_sequence or not all(isinstance(value, str | bytes) for value in values):
         raise MetricError(f"BLEU: {what} must be a list of strings, got {values!r:.80}")
-    return [text(value) for value in values]
+    return [to_text(value) for value in values]
 
 
 def _count_ngrams(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
@@ -246,13 +248,13 @@ def _count_ngrams(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]
 
 
 def _tokenize_sentence(sentence: str) -> list[str]:
-    trailing, leading, symbols = _separator_patterns()
+    trailing, leading, symbols = _compile_separator_patterns()
     sentence = trailing.sub(r"\1 \2 ", sentence.lower())
     return symbols.sub(r" \1 ", leading.sub(r" \1 \2", sentence)).split()
 
 
 @cache
-def _separator_patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+def _compile_separator_patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     """Return patterns of punctuation after and before non-digits, and of symbols (Unicode)."""
     kinds: dict[str, list[str]] = {"P": [], "S": []}
     for character in map(chr, range(sys.maxunicode + 1)):

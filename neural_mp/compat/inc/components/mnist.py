@@ -14,11 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from neural_mp.compat.inc.components.registries import dataset
-from neural_mp.data.numpy_files import plain_arrays
-from neural_mp.data.option_checks import existing_folder, true_or_false
+from neural_mp.data.numpy_files import iterate_plain_arrays
+from neural_mp.data.option_checks import check_existing_folder, true_or_false
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.io.limits import MAX_DATA_BYTES, RATIO_EXEMPT_ARRAY_BYTES
-from neural_mp.io.readers import bytes_of, decompress_bounded, decompress_start, file_context
+from neural_mp.io.readers import (
+    decompress_bounded,
+    decompress_start,
+    prefix_file_errors,
+    read_file_bytes,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +68,15 @@ class PublishedFiles:
 
 
 def _read_bytes(path: Path) -> bytes:
-    with file_context(str(path), DataError):
-        return bytes_of(path, MAX_DATA_BYTES)
+    with prefix_file_errors(str(path), DataError):
+        return read_file_bytes(path, MAX_DATA_BYTES)
 
 
 def _unpack_content(path: Path, data: bytes, length: int | None = None) -> bytes:
     """Return the content of a file, given its bytes; at most `length` of it if compressed."""
     if path.suffix != ".gz":
         return data
-    with file_context(str(path), DataError):
+    with prefix_file_errors(str(path), DataError):
         if length is not None and length <= RATIO_EXEMPT_ARRAY_BYTES:
             return decompress_start(data, length)
         return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES)
@@ -133,7 +138,7 @@ def _read_cifar(paths: Sequence[Path], label_bytes: int) -> SmallImages:
     return SmallImages(np.ascontiguousarray(pixels), rows[:, label_bytes - 1])
 
 
-def _mnist_files(folder: str, *archives: str) -> PublishedFiles:
+def _list_mnist_files(folder: str, *archives: str) -> PublishedFiles:
     train, test = (
         tuple(f"{part}-{content}-ubyte" for content in ("images-idx3", "labels-idx1"))
         for part in ("train", "t10k")
@@ -142,8 +147,8 @@ def _mnist_files(folder: str, *archives: str) -> PublishedFiles:
 
 
 FILES = {
-    "MNIST": _mnist_files("MNIST", "mnist.npz"),
-    "FashionMNIST": _mnist_files("FashionMNIST", "fashion-mnist.npz", "fashion_mnist.npz"),
+    "MNIST": _list_mnist_files("MNIST", "mnist.npz"),
+    "FashionMNIST": _list_mnist_files("FashionMNIST", "fashion-mnist.npz", "fashion_mnist.npz"),
     "CIFAR10": PublishedFiles(
         ("cifar10.npz",),
         ("cifar-10-batches-bin",),
@@ -182,7 +187,7 @@ def small_images(
     """
     true_or_false(f"{name}: download", download)
     files, part = FILES[name], "train" if true_or_false(f"{name}: train", train) else "test"
-    parent = existing_folder(f"{name}: root", root)
+    parent = check_existing_folder(f"{name}: root", root)
     folders = [parent, *(parent / folder for folder in files.folders)]
     for archive in (folder / file for folder in folders for file in files.archives):
         if archive.is_file():
@@ -213,7 +218,7 @@ def _add_channel_axis(
 
 def _read_archive(path: Path, part: str, rank: int) -> SmallImages:
     """Read the arrays `x_train`, `y_train`, `x_test`, `y_test`, named as in Keras."""
-    with plain_arrays(path) as archive:
+    with iterate_plain_arrays(path) as archive:
         for key in (f"x_{part}", f"y_{part}"):
             if key not in archive.files:
                 raise DataError(f"{path} has no array {key!r}{did_you_mean(key, archive.files)}")

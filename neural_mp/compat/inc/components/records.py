@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import TRANSFORMS, dataset, registered
+from neural_mp.compat.inc.components.registries import TRANSFORMS, dataset, register_for
 from neural_mp.compat.inc.components.transforms.image_transform import (
     TensorImage,
     as_tensor_image,
-    computed,
+    compute_tensor,
 )
-from neural_mp.data.option_checks import existing_file, existing_folder, package
+from neural_mp.data.option_checks import check_existing_file, check_existing_folder, import_package
 from neural_mp.errors import ConfigurationError, DataError, one_line
 
 #: Bytes before and after a record: length and checksums.
@@ -32,9 +32,9 @@ _JPEG = b"\xff\xd8\xff"
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
 
 
-def tensorflow_for(needed_by: str = "dataset 'TFRecord'") -> Any:
+def import_tensorflow_for(needed_by: str = "dataset 'TFRecord'") -> Any:
     """Return the module `tensorflow`."""
-    return package("tensorflow", needed_by, "tensorflow")
+    return import_package("tensorflow", needed_by, "tensorflow")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Record:
     example: Any
 
     @classmethod
-    def parse(cls, serialized: bytes) -> Record:
+    def parse_example(cls, serialized: bytes) -> Record:
         """Parse a serialized example.
 
         Raises:
@@ -53,55 +53,55 @@ class Record:
         from google.protobuf.message import DecodeError
 
         try:
-            return cls(tensorflow_for().train.Example.FromString(serialized))
+            return cls(import_tensorflow_for().train.Example.FromString(serialized))
         except DecodeError as error:
             raise ValueError(f"expected a tf.train.Example: {error}") from error
 
-    def _values(self, name: str, kind: str) -> Sequence[Any]:
+    def _read_values(self, name: str, kind: str) -> Sequence[Any]:
         features = self.example.features.feature
         return getattr(features[name], kind).value if name in features else ()
 
-    def text(self, name: str) -> bytes:
+    def read_text(self, name: str) -> bytes:
         """Return the single value of a bytes feature; empty if missing."""
-        values = self.texts(name)
+        values = self.read_texts(name)
         return bytes(values[0]) if len(values) else b""
 
-    def texts(self, name: str) -> np.ndarray:
+    def read_texts(self, name: str) -> np.ndarray:
         """Return all values of a bytes feature: objects `[N]`."""
-        return np.array(list(self._values(name, "bytes_list")), dtype=object)
+        return np.array(list(self._read_values(name, "bytes_list")), dtype=object)
 
-    def integers(self, name: str) -> np.ndarray:
+    def read_integers(self, name: str) -> np.ndarray:
         """Return all values of an integer feature: int64 `[N]`."""
-        return np.array(self._values(name, "int64_list"), dtype=np.int64)
+        return np.array(self._read_values(name, "int64_list"), dtype=np.int64)
 
-    def integer(self, name: str, default: int | None = None) -> Any:
+    def read_integer(self, name: str, default: int | None = None) -> Any:
         """Return the single value of an integer feature, int64; a default if missing.
 
         Raises:
             ValueError: there are several values, or none and no default.
         """
-        values = self.integers(name)
+        values = self.read_integers(name)
         if not len(values) and default is not None:
             return np.int64(default)
         if len(values) != 1:
             raise ValueError(f"feature {name!r} must hold one value, got {len(values)}")
         return values[0]
 
-    def floats(self, name: str) -> np.ndarray:
+    def read_floats(self, name: str) -> np.ndarray:
         """Return all values of a float feature: float32 `[N]`."""
-        return np.array(self._values(name, "float_list"), dtype=np.float32)
+        return np.array(self._read_values(name, "float_list"), dtype=np.float32)
 
-    def image(self, name: str, decode: Callable[[bytes], Any]) -> TensorImage:
+    def read_image(self, name: str, decode: Callable[[bytes], Any]) -> TensorImage:
         """Return the image of a feature, `[H, W, C]`.
 
         Raises:
             ValueError: the image is missing or broken.
         """
-        content = self.text(name)
+        content = self.read_text(name)
         if not content:
             raise ValueError(f"feature {name!r} must hold an image, got no value")
         try:
-            return as_tensor_image(computed(lambda tf: decode(content)))
+            return as_tensor_image(compute_tensor(lambda tf: decode(content)))
         except ValueError as error:
             raise ValueError(f"feature {name!r} cannot be decoded as an image: {error}") from error
 
@@ -140,7 +140,7 @@ class RecordDataset:
     decode: Callable[[bytes], Any]
 
     def __iter__(self) -> Iterator[Any]:
-        tensorflow = tensorflow_for(f"dataset {self.name!r}")
+        tensorflow = import_tensorflow_for(f"dataset {self.name!r}")
         for file in self.files:
             stats = Path(file).stat()
             _check_lengths(self.name, Path(file), stats.st_size, stats.st_mtime_ns)
@@ -159,20 +159,20 @@ class RecordDataset:
 
 def _read_records(files: Sequence[str]) -> Iterator[bytes]:
     """Yield the records of interleaved files, in identical order on every call."""
-    tf = tensorflow_for()
+    tf = import_tensorflow_for()
 
-    def interleaved_records() -> Any:
+    def interleave_record_files() -> Any:
         paths = tf.data.Dataset.from_tensor_slices(list(files))
         return paths.interleave(tf.data.TFRecordDataset, cycle_length=len(files), block_length=1)
 
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if is_eager:
-        yield from interleaved_records().as_numpy_iterator()
+        yield from interleave_record_files().as_numpy_iterator()
         return
     # Scripts for TensorFlow 1 disable eager execution.
     with tf.Graph().as_default() as graph:
-        following = tf.compat.v1.data.make_one_shot_iterator(interleaved_records()).get_next()
+        following = tf.compat.v1.data.make_one_shot_iterator(interleave_record_files()).get_next()
     with tf.compat.v1.Session(graph=graph) as session, suppress(tf.errors.OutOfRangeError):
         while True:
             yield session.run(following)
@@ -204,7 +204,7 @@ class BoxRecordDataset(BoxedImages, RecordDataset):
 def _records_of_folder(
     name: str, pattern: str, decode: Callable[[bytes], Any], root: object
 ) -> RecordDataset:
-    folder = existing_folder(f"{name}: root", root)
+    folder = check_existing_folder(f"{name}: root", root)
     files = tuple(sorted(str(path) for path in folder.glob(pattern) if path.is_file()))
     if not files:
         raise DataError(f"{name}: root: {folder} has no files named {pattern}")
@@ -213,14 +213,14 @@ def _records_of_folder(
 
 def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return a uint8 array `[height, width, 3]`, RGB, and the class, int32 `[1]`; -1 for none."""
-    record = Record.parse(serialized)
-    decode = tensorflow_for().io.decode_jpeg
+    record = Record.parse_example(serialized)
+    decode = import_tensorflow_for().io.decode_jpeg
     by_fast_rules = partial(decode, channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST")
-    image = record.image("image/encoded", by_fast_rules)
-    return image, np.array([record.integer("image/class/label", -1)], dtype=np.int32)
+    image = record.read_image("image/encoded", by_fast_rules)
+    return image, np.array([record.read_integer("image/class/label", -1)], dtype=np.int32)
 
 
-@dataset("COCORecord", "tensorflow", ignored=("num_cores", "filter"), needs=tensorflow_for)
+@dataset("COCORecord", "tensorflow", ignored=("num_cores", "filter"), needs=import_tensorflow_for)
 def coco_record(root: object) -> RecordDataset:
     """Return COCO in one TFRecord file, as written by the TensorFlow object detection tools.
 
@@ -233,8 +233,8 @@ def coco_record(root: object) -> RecordDataset:
         class names, bytes `[N]`; classes, int64 `[N]`; and the image's id, bytes `[]`.
         Batches are those of `BoxedImages`.
     """
-    file = str(existing_file("COCORecord: root", root))
-    first = next(iter(RecordDataset("COCORecord", (file,), Record.parse)), None)
+    file = str(check_existing_file("COCORecord: root", root))
+    first = next(iter(RecordDataset("COCORecord", (file,), Record.parse_example)), None)
     classes = () if first is None else first.integers("image/object/class/label")
     names = () if first is None else first.texts("image/object/class/text")
     if not len(classes) and not len(names):
@@ -247,32 +247,36 @@ def coco_record(root: object) -> RecordDataset:
 
 
 def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    record = Record.parse(serialized)
-    decode = partial(tensorflow_for().io.decode_image, channels=3, expand_animations=False)
-    edges = [record.floats(f"image/object/bbox/{edge}") for edge in BOX_EDGES]
+    record = Record.parse_example(serialized)
+    decode = partial(import_tensorflow_for().io.decode_image, channels=3, expand_animations=False)
+    edges = [record.read_floats(f"image/object/bbox/{edge}") for edge in BOX_EDGES]
     label = (
         np.stack(edges, axis=-1),
-        record.texts("image/object/class/text"),
-        record.integers("image/object/class/label"),
-        np.array(record.text("image/source_id"), dtype=object),
+        record.read_texts("image/object/class/text"),
+        record.read_integers("image/object/class/label"),
+        np.array(record.read_text("image/source_id"), dtype=object),
     )
-    return record.image("image/encoded", decode), label
+    return record.read_image("image/encoded", decode), label
 
 
 def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return uint8 arrays `[height, width, 3]`, RGB, and `[height, width, 1]`, pixel classes."""
-    record = Record.parse(serialized)
-    classes = record.image("image/segmentation/class/encoded", partial(_decode_image, channels=1))
-    return record.image("image/encoded", partial(_decode_image, channels=3)), np.asarray(classes)
+    record = Record.parse_example(serialized)
+    classes = record.read_image(
+        "image/segmentation/class/encoded", partial(_decode_image, channels=1)
+    )
+    return record.read_image("image/encoded", partial(_decode_image, channels=3)), np.asarray(
+        classes
+    )
 
 
 def _decode_image(content: bytes, channels: int) -> Any:
-    ops = tensorflow_for().io
+    ops = import_tensorflow_for().io
     decode = ops.decode_jpeg if content.startswith(_JPEG) else ops.decode_png
     return decode(content, channels=channels)
 
 
-@dataset("TFRecordDataset", "tensorflow", needs=tensorflow_for)
+@dataset("TFRecordDataset", "tensorflow", needs=import_tensorflow_for)
 def tf_record_dataset(root: object) -> RecordDataset:
     """Return the serialized records of TFRecord files, for a transform that parses them.
 
@@ -325,7 +329,7 @@ for _name, _pattern, _decode_sample in (
     ("ImageRecord", "*-*-of-*", _decode_imagenet),
     ("VOCRecord", "val-*", _decode_voc),
 ):
-    dataset(_name, "tensorflow", needs=tensorflow_for)(
+    dataset(_name, "tensorflow", needs=import_tensorflow_for)(
         partial(_records_of_folder, _name, _pattern, _decode_sample)
     )
 for _name, _decode in (
@@ -333,4 +337,4 @@ for _name, _decode in (
     ("ParseDecodeCoco", _decode_coco),
     ("ParseDecodeVoc", _decode_voc),
 ):
-    registered(TRANSFORMS, _name, "tensorflow")(partial(Decoder, _name, _decode))
+    register_for(TRANSFORMS, _name, "tensorflow")(partial(Decoder, _name, _decode))

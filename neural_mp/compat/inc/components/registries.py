@@ -18,12 +18,17 @@ import numpy as np
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
-from neural_mp.data.option_checks import finite_number, one_of, whole_number, whole_numbers
+from neural_mp.data.option_checks import (
+    check_finite_number,
+    check_one_of,
+    check_whole_number,
+    check_whole_numbers,
+)
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
-from neural_mp.metrics.predictions import as_array
-from neural_mp.util.pytree import as_numpy
+from neural_mp.metrics.predictions import convert_to_array
+from neural_mp.util.pytree import convert_to_numpy
 
 #: Dataset options without effect → reason.
 _IGNORED = {
@@ -32,7 +37,7 @@ _IGNORED = {
 }
 
 
-def words(option: str, value: object) -> list[Any]:
+def split_words(option: str, value: object) -> list[Any]:
     """Return a list as is, `"a, b"` and `"a b"` as lists of words, other values as one item."""
     if isinstance(value, str):
         items = value.replace(",", " ").split()
@@ -42,17 +47,19 @@ def words(option: str, value: object) -> list[Any]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
-def numbers(option: str, value: object) -> tuple[float, ...]:
+def parse_numbers(option: str, value: object) -> tuple[float, ...]:
     """Parse one or several numbers, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
-    values = tuple(finite_number(option, _parse_number(item)) for item in words(option, value))
+    values = tuple(
+        check_finite_number(option, _parse_number(item)) for item in split_words(option, value)
+    )
     if not values:
         raise ConfigurationError(f"{option} must hold at least one value, got {value!r}")
     return values
 
 
-def sizes(option: str, value: object) -> tuple[int, ...]:
+def parse_sizes(option: str, value: object) -> tuple[int, ...]:
     """Parse integers from 1, also written as `"3, 224, 224"`."""
-    return whole_numbers(option, [*map(_parse_number, words(option, value))], minimum=1)
+    return check_whole_numbers(option, [*map(_parse_number, split_words(option, value))], minimum=1)
 
 
 def _parse_number(item: object) -> object:
@@ -66,7 +73,7 @@ def _parse_number(item: object) -> object:
     return item
 
 
-def parts(values: object) -> list[Any]:
+def split_parts(values: object) -> list[Any]:
     """Return the arrays in a list, tuple or dict; other values and lists of numbers as one item."""
     if isinstance(values, Mapping):
         return list(values.values())
@@ -75,21 +82,21 @@ def parts(values: object) -> list[Any]:
     return [values]
 
 
-def as_one(values: object, what: str) -> np.ndarray:
+def stack_as_one(values: object, what: str) -> np.ndarray:
     """Return `values` as one array; several arrays are stacked along a new first axis.
 
     `what` is `"predictions"` or `"labels"`, for messages.
     """
-    pieces = parts(values)
+    pieces = split_parts(values)
     if len(pieces) == 1:
-        return as_array(pieces[0], what)
+        return convert_to_array(pieces[0], what)
     shapes = [np.shape(piece) for piece in pieces]
     if len(set(shapes)) != 1:
         raise MetricError(
             f"the {what} must be one array, got {len(pieces)} arrays of shapes {shapes[:4]}; "
             f"select one in a postprocess transform or a metric of your own"
         )
-    return np.stack([as_array(piece, what) for piece in pieces])
+    return np.stack([convert_to_array(piece, what) for piece in pieces])
 
 
 def predictions_and_labels(transform: object, sample: object) -> tuple[Any, Any]:
@@ -102,10 +109,10 @@ def predictions_and_labels(transform: object, sample: object) -> tuple[Any, Any]
     return sample[0], sample[1]
 
 
-def text(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a string given as such, as UTF-8 bytes or as an array of one; a number as digits."""
     if not isinstance(value, str | bytes):
-        array = as_numpy(value)
+        array = convert_to_numpy(value)
         value = array.item() if array.size == 1 else value
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
@@ -113,33 +120,33 @@ def text(value: Any) -> str:
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 #: Validates a value by the name of its option, and returns the normalized value.
 Check = Callable[[str, Any], Any]
-POSITIVE: Check = partial(whole_number, minimum=1)
-NON_NEGATIVE: Check = partial(whole_number, minimum=0)
+POSITIVE: Check = partial(check_whole_number, minimum=1)
+NON_NEGATIVE: Check = partial(check_whole_number, minimum=0)
 
 
-def choice(*choices: str) -> Check:
+def check_choice(*choices: str) -> Check:
     """Return a check for one of some words."""
-    return lambda option, value: one_of(option, value, choices)
+    return lambda option, value: check_one_of(option, value, choices)
 
 
-def parsed(parse: Check, rule: str, test: Callable[[Any], bool]) -> Check:
+def check_parsed(parse: Check, rule: str, test: Callable[[Any], bool]) -> Check:
     """Return a check that parses a value, then tests the result against a rule."""
 
-    def check(name: str, value: Any) -> Any:
+    def parse_and_test(name: str, value: Any) -> Any:
         result = parse(name, value)
         if not test(result):
             raise ConfigurationError(f"{name} must be {rule}, got {value!r}")
         return result
 
-    return check
+    return parse_and_test
 
 
-def optional(check: Check) -> Check:
+def check_optional(check: Check) -> Check:
     """Return a check that also accepts None."""
     return lambda name, value: None if value is None else check(name, value)
 
 
-above_zero = parsed(finite_number, "above 0", lambda found: found > 0)
+above_zero = check_parsed(check_finite_number, "above 0", lambda found: found > 0)
 
 
 def option(check: Check, default: Any = MISSING, *, kw_only: bool = False) -> Any:
@@ -158,12 +165,14 @@ class Options:
         for item in fields(self):
             if "check" in item.metadata:
                 name = f"{self.label}: {item.name}"
-                self.put(**{item.name: item.metadata["check"](name, getattr(self, item.name))})
+                self.set_fields(
+                    **{item.name: item.metadata["check"](name, getattr(self, item.name))}
+                )
         beyond = getattr(super(), "__post_init__", None)
         if beyond is not None:
             beyond()
 
-    def put(self, **values: Any) -> None:
+    def set_fields(self, **values: Any) -> None:
         """Set fields during creation."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -178,7 +187,7 @@ class ShortRegistry(Registry):
     def build(self, name: str, options: Any = None) -> Any:
         """Call the factory registered as `name` with `options`, or with a bare value."""
         if options is not None and not isinstance(options, Mapping):
-            parameters = [*inspect.signature(self.find(name)).parameters]
+            parameters = [*inspect.signature(self.find_factory(name)).parameters]
             if parameters:
                 options = {parameters[0]: options}
         return super().build(name, options)
@@ -195,7 +204,7 @@ TRANSFORMS = _build_registries("transform", OUR_TRANSFORMS)
 METRICS = _build_registries("metric", OUR_METRICS)
 
 
-def registered(
+def register_for(
     registries: Mapping[str | None, Registry], name: str, *frameworks: str
 ) -> Callable[[Factory], Factory]:
     """Return a decorator that registers a factory for some frameworks; by default for all."""
@@ -248,7 +257,7 @@ def dataset(
         ]
         parameters = [*signature.parameters.values(), *unused]
         vars(make_dataset)["__signature__"] = signature.replace(parameters=parameters)
-        registered(DATASETS, name, *frameworks)(make_dataset)
+        register_for(DATASETS, name, *frameworks)(make_dataset)
         return factory
 
     return register_factory

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.records import Record, RecordDataset, tensorflow_for
-from neural_mp.compat.inc.components.registries import Options, choice, dataset, option
+from neural_mp.compat.inc.components.records import Record, RecordDataset, import_tensorflow_for
+from neural_mp.compat.inc.components.registries import Options, check_choice, dataset, option
 from neural_mp.data.option_checks import (
-    existing_file,
-    existing_folder,
-    one_of,
-    package,
+    check_existing_file,
+    check_existing_folder,
+    check_one_of,
+    check_whole_number,
+    import_package,
     true_or_false,
-    whole_number,
 )
-from neural_mp.data.text import tokenizer_errors
+from neural_mp.data.text import convert_tokenizer_errors
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 from neural_mp.io.readers import read_data_json
 
@@ -133,13 +133,13 @@ def glue(
         Samples of two or three arrays int64 `[max_seq_length]` (token ids, mask, segments), and
         the class (int64), or for `sts-b` a number (float32).
     """
-    task = one_of("GLUE: task", str(task).lower(), tuple(GLUE_TASKS))
-    model_type = one_of("GLUE: model_type", str(model_type).lower(), GLUE_MODEL_TYPES)
-    length = whole_number("GLUE: max_seq_length", max_seq_length, minimum=1)
+    task = check_one_of("GLUE: task", str(task).lower(), tuple(GLUE_TASKS))
+    model_type = check_one_of("GLUE: model_type", str(model_type).lower(), GLUE_MODEL_TYPES)
+    length = check_whole_number("GLUE: max_seq_length", max_seq_length, minimum=1)
     is_dynamic = true_or_false("GLUE: dynamic_length", dynamic_length)
     form = GLUE_TASKS[task]
     is_evaluation = true_or_false("GLUE: evaluate", evaluate)
-    folder = existing_folder("GLUE: data_dir", data_dir)
+    folder = check_existing_folder("GLUE: data_dir", data_dir)
     tokenizer = _load_tokenizer(
         model_name_or_path, true_or_false("GLUE: do_lower_case", do_lower_case)
     )
@@ -154,11 +154,11 @@ def glue(
 def _load_tokenizer(name: object, do_lower_case: bool) -> Any:
     if not isinstance(name, str | Path) or not str(name):
         raise ConfigurationError(f"GLUE: model_name_or_path must be a path, got {name!r}")
-    transformers = package("transformers", "dataset 'GLUE'", "text")
+    transformers = import_package("transformers", "dataset 'GLUE'", "text")
     path = Path(name).expanduser()
     source = str(path) if path.is_dir() else str(name)
     try:
-        with tokenizer_errors(path):
+        with convert_tokenizer_errors(path):
             return transformers.AutoTokenizer.from_pretrained(
                 source, do_lower_case=do_lower_case, local_files_only=True, trust_remote_code=False
             )
@@ -236,7 +236,7 @@ def _tokenize_texts(
     """Return token ids, mask and segments, each int64 `[N, length]`, padded with 0."""
     ids, mask, segments = (np.zeros((len(texts), length), dtype=np.int64) for _ in range(3))
     for number, sentences in enumerate(texts):
-        with tokenizer_errors(Path(tokenizer.name_or_path)):
+        with convert_tokenizer_errors(Path(tokenizer.name_or_path)):
             encoding = tokenizer(
                 *sentences, truncation=True, max_length=length, return_token_type_ids=True
             )
@@ -280,10 +280,10 @@ def _read_questions(
     name: str, root: object, label_file: object, task: object, model_type: object
 ) -> tuple[str, list[Any]]:
     """Return the path of the records, and the articles."""
-    one_of(f"{name}: task", task, TASKS)
-    one_of(f"{name}: model_type", model_type, MODEL_TYPES)
-    file = str(existing_file(f"{name}: root", root))
-    path = existing_file(f"{name}: label_file", label_file)
+    check_one_of(f"{name}: task", task, TASKS)
+    check_one_of(f"{name}: model_type", model_type, MODEL_TYPES)
+    file = str(check_existing_file(f"{name}: root", root))
+    path = check_existing_file(f"{name}: label_file", label_file)
     content = read_data_json(path)
     squad = content if isinstance(content, dict) else {}
     if squad.get("version") != "1.1" or not isinstance(squad.get("data"), list):
@@ -291,7 +291,7 @@ def _read_questions(
             f"{name}: label_file must be a file of SQuAD 1.1, got {path} of version "
             f"{squad.get('version')!r}; set e.g. dev-v1.1.json"
         )
-    first = next(iter(RecordDataset(name, (file,), Record.parse)), None)
+    first = next(iter(RecordDataset(name, (file,), Record.parse_example)), None)
     if first is None or not all(len(first.integers(feature)) for feature in FEATURES):
         raise DataError(
             f"{name}: root: the first record of {file} must have the features "
@@ -300,7 +300,7 @@ def _read_questions(
     return file, list(squad["data"])
 
 
-@dataset("bert", "tensorflow", needs=tensorflow_for)
+@dataset("bert", "tensorflow", needs=import_tensorflow_for)
 def bert(
     root: object, label_file: object, task: str = "squad", model_type: str = "bert"
 ) -> QuestionRecords:
@@ -324,12 +324,12 @@ def bert(
 
 
 def _decode_with_id(serialized: bytes) -> dict[str, np.ndarray]:
-    record = Record.parse(serialized)
-    named = {"unique_ids": record.integer("unique_ids"), **_integer_features(record)}
+    record = Record.parse_example(serialized)
+    named = {"unique_ids": record.read_integer("unique_ids"), **_read_integer_features(record)}
     return {name: np.asarray(values, dtype=np.int32) for name, values in named.items()}
 
 
-@dataset("mzbert", "tensorflow", ignored=("num_cores", "filter"), needs=tensorflow_for)
+@dataset("mzbert", "tensorflow", ignored=("num_cores", "filter"), needs=import_tensorflow_for)
 def model_zoo_bert(
     root: object, label_file: object, task: str = "squad", model_type: str = "bert"
 ) -> QuestionRecords:
@@ -343,14 +343,14 @@ def model_zoo_bert(
 
 
 def _decode_without_id(serialized: bytes) -> dict[str, np.ndarray]:
-    return _integer_features(Record.parse(serialized))
+    return _read_integer_features(Record.parse_example(serialized))
 
 
-def _integer_features(record: Record) -> dict[str, np.ndarray]:
-    return {name: record.integers(name) for name in FEATURES}
+def _read_integer_features(record: Record) -> dict[str, np.ndarray]:
+    return {name: record.read_integers(name) for name in FEATURES}
 
 
-def _python_dataset(option: str, value: Any) -> Any:
+def _check_python_dataset(option: str, value: Any) -> Any:
     if isinstance(value, str | Path) or not hasattr(value, "__getitem__"):
         raise DataError(
             f"{option} must be a dataset made in Python, got {value!r}; pass e.g. a TensorDataset"
@@ -372,9 +372,9 @@ class NamedTensors(Options):
         model_type: `bert`, `distilbert`, `xlnet` or `xlm`; only bert and xlnet get the segments.
     """
 
-    dataset: Any = option(_python_dataset)
-    task: str = option(choice(*TASKS))
-    model_type: str = option(choice("distilbert", *MODEL_TYPES), "bert")
+    dataset: Any = option(_check_python_dataset)
+    task: str = option(check_choice(*TASKS))
+    model_type: str = option(check_choice("distilbert", *MODEL_TYPES), "bert")
 
     def __len__(self) -> int:
         return len(self.dataset)

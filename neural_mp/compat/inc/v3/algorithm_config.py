@@ -120,7 +120,7 @@ class WeightOnlyConfig(AlgorithmConfig):
     @property
     def _asked_bits(self) -> Any:
         suffix = self._dtype.removeprefix("int")
-        return int(suffix) if suffix.isdecimal() else self._option_value("bits", 4)
+        return int(suffix) if suffix.isdecimal() else self._get_option_value("bits", 4)
 
     @property
     def _dtype(self) -> str:
@@ -149,7 +149,7 @@ class WeightOnlyConfig(AlgorithmConfig):
                 self._rounding,
             )
 
-    def _option_value(self, name: str, otherwise: object) -> Any:
+    def _get_option_value(self, name: str, otherwise: object) -> Any:
         value = self.options.get(name)
         return otherwise if value is None else value
 
@@ -162,7 +162,7 @@ class WeightOnlyConfig(AlgorithmConfig):
                 f"{type(self).__name__}(dtype={self._dtype!r}) is not supported: no kernel here "
                 f"reads weights of this type; set dtype='int'"
             )
-        symmetric = self._option_value("use_sym", True) and not self._is_small_float
+        symmetric = self._get_option_value("use_sym", True) and not self._is_small_float
         return OpConstraint(
             (INTEGERS[self.bit_width],),
             QuantConstraint(
@@ -176,7 +176,7 @@ class WeightOnlyConfig(AlgorithmConfig):
         )
 
     def _group_sizes(self) -> tuple[int, ...] | None:
-        size = self._option_value("group_size", 32)
+        size = self._get_option_value("group_size", 32)
         if not is_integer(size) or (size < 1 and size != -1):
             raise ConfigurationError(
                 f"group_size of a weight must be a whole number from 1, or -1, got {size!r}"

@@ -141,7 +141,7 @@ class BaseConfig:
         """Return the configuration of an op; None if it has none."""
         keys = [*self.local_config]
         by_name = [key for key in keys if isinstance(key, str) and name_matches(key, (name,))]
-        local = by_name or [key for key in keys if type_name(key) == kind]
+        local = by_name or [key for key in keys if get_type_name(key) == kind]
         return self.local_config[local[-1]] if local else self.global_config
 
     def get_params_dict(self) -> dict[str, Any]:
@@ -306,12 +306,12 @@ def expanded(configs: BaseConfig | Iterable[BaseConfig]) -> Iterator[BaseConfig]
         yield from config.expand()
 
 
-def type_name(key: object) -> str:
+def get_type_name(key: object) -> str:
     """Return the name of a type of ops, which may be a class."""
     return key if isinstance(key, str) else getattr(key, "__name__", str(key))
 
 
 def _name_type_keys(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {type_name(key): _name_type_keys(item) for key, item in value.items()}
+        return {get_type_name(key): _name_type_keys(item) for key, item in value.items()}
     return value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from neural_mp.api.user_metrics import MetricSet, resolve_direction
-from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
+from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
 from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
 from neural_mp.core.criterion import AccuracyCriterion
@@ -387,4 +387,4 @@ class OrderedTrials:
         return model
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, ClassVar, TypeVar, get_args
 
-from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.utils import (
     CpuInfo,
     LazyImport,
@@ -211,4 +211,4 @@ def register_supported_configs_for_fwk(fwk_name: str) -> None:
             register()
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

@@ -19,7 +19,12 @@ from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.training import train_in_place
 from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig
-from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config, rules_of
+from neural_mp.compat.inc.v3.conversion import (
+    build_conversion_rules,
+    list_algorithm_configs,
+    merge_algorithm_rules,
+    parse_config_dict,
+)
 from neural_mp.compat.inc.v3.torch_configs import AutoRoundConfig
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
@@ -70,8 +75,10 @@ def prepare(
         inplace: whether the given model, and not a copy, is observed and returned.
         example_inputs: inputs of one call, if the model is not called before `convert`.
     """
-    config = parsed_config(quant_config)
-    rules_of(algorithms_of(config))  # errors of options come before the calibration loop
+    config = parse_config_dict(quant_config)
+    merge_algorithm_rules(
+        list_algorithm_configs(config)
+    )  # errors of options come before the calibration loop
     model = model if inplace else copy.deepcopy(model)
     previous = getattr(model, _PREPARED, None)
     if previous is not None:
@@ -105,26 +112,26 @@ def convert(
     """
     trained = getattr(model, _TRAINED, None)
     if trained is not None:
-        result = finish(trained.made())
+        result = finish(trained.simulated_module())
         trained.remove()
         delattr(model, _TRAINED)
-        return own_module(result)
+        return get_own_module(result)
     prepared = getattr(model, _PREPARED, None)
     if prepared is None and quant_config is None:
         raise ConfigurationError(
             "quant_config must be given for a model that was not prepared, got None; give a "
             "configuration, or call prepare first"
         )
-    config = parsed_config(quant_config) if prepared is None else prepared.config
+    config = parse_config_dict(quant_config) if prepared is None else prepared.config
     if prepared is None:
-        return own_module(_convert_model(model, config, None, None), config)
+        return get_own_module(_convert_model(model, config, None, None), config)
     if quant_config is not None:
         logger.warning("quant_config is ignored: the model was prepared with another one")
     prepared.close()
     for name in (_PREPARED, "is_prepared", "quant_config"):
         delattr(model, name)
     data = prepared.inputs if len(prepared.inputs) else None
-    return own_module(_convert_model(model, config, data, prepared.example_inputs), config)
+    return get_own_module(_convert_model(model, config, data, prepared.example_inputs), config)
 
 
 def quantize(
@@ -188,7 +195,7 @@ def save(
     Raises:
         ConfigurationError: the module is not converted, or the format does not exist.
     """
-    result = result_of(model)
+    result = find_module_result(model)
     if _format_name(format) == "huggingface":
         result.save_pretrained(checkpoint_dir)
     else:
@@ -215,10 +222,10 @@ def load(
         ModelLoadError: the folder holds no saved model, or is damaged.
     """
     _format_name(format)
-    return own_module(load_saved(model_name_or_path))
+    return get_own_module(load_saved(model_name_or_path))
 
 
-def result_of(model: Module) -> OptimizedModel:
+def find_module_result(model: Module) -> OptimizedModel:
     """Return the result that a converted module belongs to: its plan and its report.
 
     Raises:
@@ -238,8 +245,8 @@ def _convert_model(
     for member in config.members():
         if isinstance(member, AutoRoundConfig) and member.target_bits is not None:
             return _search_mean_bits(model, member, data)
-    conversion = conversion_of(config, model)
-    for algorithm in algorithms_of(config):
+    conversion = build_conversion_rules(config, model)
+    for algorithm in list_algorithm_configs(config):
         logger.info(f"Start to apply {algorithm.name} on the model.")
     if isinstance(example, tuple) and len(example) == 1:
         example = example[0]  # as a batch: a single input is not in a tuple
@@ -262,7 +269,7 @@ def _search_mean_bits(
     return tuning.fit()
 
 
-def own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Module:
+def get_own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Module:
     """Return the module of a result, with the attributes that scripts read."""
     module = result.model
     setattr(module, _RESULT, result)

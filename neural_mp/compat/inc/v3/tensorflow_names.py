@@ -16,14 +16,25 @@ import numpy as np
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.replay import Conversion, convert_by_rules
 from neural_mp.compat.inc.components.dummy import dummy, dummy_v2
-from neural_mp.compat.inc.import_aliases import absent_names
-from neural_mp.compat.inc.model import BaseModel, Model, Result, native, node_name, on_graphs
+from neural_mp.compat.inc.import_aliases import make_absent_getter
+from neural_mp.compat.inc.model import (
+    BaseModel,
+    Model,
+    Result,
+    evaluate_on_graphs,
+    get_node_name,
+    native,
+)
 from neural_mp.compat.inc.user_objects import DataLoader
 from neural_mp.compat.inc.utils import CpuInfo, dump_elapsed_time, iterator_sess_run, logger
 from neural_mp.compat.inc.v3.algorithm_config import FP32_ONLY, Int8Config
 from neural_mp.compat.inc.v3.base_config import BaseConfig, ComposableConfig
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
-from neural_mp.compat.inc.v3.conversion import algorithms_of, parsed_config, rules_of
+from neural_mp.compat.inc.v3.conversion import (
+    list_algorithm_configs,
+    merge_algorithm_rules,
+    parse_config_dict,
+)
 from neural_mp.core.criterion import ExitPolicy
 from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError
@@ -199,7 +210,7 @@ class _RecordedSession:
     ) -> Any:
         """Run the session."""
         if feed_dict:
-            named = {node_name(getattr(k, "name", k)): value for k, value in feed_dict.items()}
+            named = {get_node_name(getattr(k, "name", k)): value for k, value in feed_dict.items()}
             self._batches.append(named)
         return self._session.run(fetches, feed_dict, *arguments)
 
@@ -227,21 +238,21 @@ def quantize_model(
         DataError: neither a loader nor a function is given, or the function runs nothing.
     """
     configs = quant_config if isinstance(quant_config, list) else [quant_config]
-    parsed = [parsed_config(config, TENSORFLOW_CONFIGS) for config in configs]
-    algorithms = algorithms_of(ComposableConfig(m for c in parsed for m in c.members()))
+    parsed = [parse_config_dict(config, TENSORFLOW_CONFIGS) for config in configs]
+    algorithms = list_algorithm_configs(ComposableConfig(m for c in parsed for m in c.members()))
     for algorithm in algorithms:
         algorithm.warn_without_effect()
     conversion = Conversion(
-        rules_of(algorithms),
+        merge_algorithm_rules(algorithms),
         corrects=any(algorithm.corrects for algorithm in algorithms),
         inputs=getattr(model, "_input_names", None),
         outputs=getattr(model, "_output_names", None),
     )
-    data = _calibration_batches(model, calib_dataloader, calib_iteration, calib_func)
+    data = _make_calibration_batches(model, calib_dataloader, calib_iteration, calib_func)
     return Result(convert_by_rules(native(model), conversion, data))
 
 
-def _calibration_batches(
+def _make_calibration_batches(
     model: object, loader: Iterable[Any] | None, most: int, function: Callable[[Any], Any] | None
 ) -> Iterable[Any] | None:
     if loader is not None:
@@ -312,9 +323,9 @@ def _search_model(
     tuning.model = native(model)
     tuning.accuracy_criterion = options.criterion(evaluation.eval_fn)
     tuning.exit_policy = ExitPolicy(max_trials=options.max_trials)
-    tuning.eval_func = on_graphs(evaluation.evaluate, tuning.model)
+    tuning.eval_func = evaluate_on_graphs(evaluation.evaluate, tuning.model)
     tuning.calib_dataloader = None if loader is None else _LoaderInputs(loader, most)
     return Result(tuning.fit())
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
+from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
 from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.algorithm_config import (
     DENSE,
@@ -482,4 +482,4 @@ def get_default_double_quant_config(type: str = "BNB_NF4") -> RTNConfig:
     return RTNConfig(**DOUBLE_QUANT_CONFIGS[type])
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.utils import get_torch_version, inputs_of_pair, logger
 from neural_mp.compat.inc.v3.devices import (
     CPU_Accelerator,
@@ -218,7 +218,7 @@ def get_model_info(model: Module, white_module_list: tuple[type, ...]) -> list[t
     ]
 
 
-_absent = absent_names(globals())
+_absent = make_absent_getter(globals())
 
 
 def __getattr__(name: str) -> Any:

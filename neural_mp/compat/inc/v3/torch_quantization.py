@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.api.input_data import CalibrationInputs, calibration
 from neural_mp.api.mixed_precision import MixedPrecision
-from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.v3.base_config import BaseConfig, ComposableConfig, expanded
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
 from neural_mp.compat.inc.v3.common_names import get_all_config_set_from_config_registry
-from neural_mp.compat.inc.v3.conversion import algorithms_of
+from neural_mp.compat.inc.v3.conversion import list_algorithm_configs
 from neural_mp.compat.inc.v3.flow import (
     convert,
     finalize_calibration,
+    get_own_module,
     load,
-    own_module,
     prepare,
     prepare_qat,
     quantize,
@@ -159,7 +159,7 @@ def _search_model(
     tuning.calib_dataloader = data
     if data is None:
         tuning.inputs = example_inputs
-    precisions = _searched_precisions(options.config_set, model)
+    precisions = _list_searched_precisions(options.config_set, model)
     if precisions:
         tuning.precisions = precisions
     if hasattr(model, "generate"):
@@ -167,10 +167,10 @@ def _search_model(
     if any(precision.is_low_bit for precision in precisions):
         tuning.objective = "footprint"
     result = tuning.fit()
-    return model if result.model is model else own_module(result)
+    return model if result.model is model else get_own_module(result)
 
 
-def _searched_precisions(
+def _list_searched_precisions(
     config_set: BaseConfig | Iterable[BaseConfig] | None, model: Module
 ) -> tuple[Precision, ...]:
     """Return the precisions that a set names; those of decoders, or none, without a set."""
@@ -178,7 +178,7 @@ def _searched_precisions(
         return (Precision.INT4, Precision.INT8) if hasattr(model, "generate") else ()
     precisions: set[Precision] = set()
     for config in expanded(config_set):
-        for algorithm in algorithms_of(config):
+        for algorithm in list_algorithm_configs(config):
             precisions.update(algorithm.constraint().precisions or ())
     return tuple(precision for precision in Precision if precision in precisions)
 
@@ -203,4 +203,4 @@ def get_woq_tuning_config() -> list[BaseConfig]:
     ]
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.api.saved_model import is_saved_model
-from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.v3.algorithm_config import WeightOnlyConfig
 from neural_mp.compat.inc.v3.flow import convert, load, prepare
 from neural_mp.compat.inc.v3.torch_configs import AutoRoundConfig, AWQConfig, RTNConfig, TEQConfig
 from neural_mp.compat.inc.v3.torch_configs import GPTQConfig as GPTQOfTorch
 from neural_mp.errors import DataError
-from neural_mp.metrics.language import task_results
+from neural_mp.metrics.language import evaluate_lm_tasks
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -248,8 +248,8 @@ def evaluate(args: LMEvalParser) -> dict[str, Any]:
     options = {name: getattr(args, name) for name in ("num_fewshot", "batch_size", "limit")}
     tasks = args.tasks.split(",")
     if args.user_model is None:
-        return task_results(args.model, tasks, model_args=args.model_args, **options)
-    return task_results(args.user_model, tasks, tokenizer=args.tokenizer, **options)
+        return evaluate_lm_tasks(args.model, tasks, model_args=args.model_args, **options)
+    return evaluate_lm_tasks(args.user_model, tasks, tokenizer=args.tokenizer, **options)
 
 
-__getattr__ = absent_names(globals())
+__getattr__ = make_absent_getter(globals())

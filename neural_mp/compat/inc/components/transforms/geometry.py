@@ -16,30 +16,30 @@ from neural_mp.compat.inc.components.registries import (
     NON_NEGATIVE,
     POSITIVE,
     TRANSFORMS,
-    choice,
+    check_choice,
     option,
-    registered,
+    register_for,
 )
 from neural_mp.compat.inc.components.transforms.image_transform import (
     FROM_LOW_TO_HIGH,
     INTERPOLATIONS,
     ImageTransform,
     TensorImage,
-    checked_rank,
-    computed,
-    cut,
-    opencv_resize,
-    tensorflow_resize,
-    two_sizes,
+    check_image_rank,
+    compute_tensor,
+    cut_part,
+    parse_two_sizes,
+    resize_with_opencv,
+    resize_with_tensorflow,
 )
 from neural_mp.data.images import CenterCrop as OurCenterCrop
-from neural_mp.data.option_checks import whole_number
+from neural_mp.data.option_checks import check_whole_number
 from neural_mp.errors import ConfigurationError
 
 _TRIES = 10
 
 
-@registered(TRANSFORMS, "Resize", "tensorflow")
+@register_for(TRANSFORMS, "Resize", "tensorflow")
 @dataclass(frozen=True)
 class Resize(ImageTransform):
     """Scale an image to two sizes, regardless of its aspect ratio.
@@ -50,19 +50,19 @@ class Resize(ImageTransform):
         interpolation: `nearest`, `bilinear` or `bicubic`.
     """
 
-    size: Any = option(two_sizes)
-    interpolation: str = option(choice(*INTERPOLATIONS), "bilinear")
+    size: Any = option(parse_two_sizes)
+    interpolation: str = option(check_choice(*INTERPOLATIONS), "bilinear")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 for an image of a record, an unchanged dtype for an array."""
         if isinstance(inputs, TensorImage):
             height, width = self.size
-            return tensorflow_resize(np.asarray(inputs), height, width, self.interpolation)
+            return resize_with_tensorflow(np.asarray(inputs), height, width, self.interpolation)
         width, height = self.size
-        return opencv_resize(inputs, width, height, self.interpolation)
+        return resize_with_opencv(inputs, width, height, self.interpolation)
 
 
-@registered(TRANSFORMS, "Resize", "onnxrt")
+@register_for(TRANSFORMS, "Resize", "onnxrt")
 @dataclass(frozen=True)
 class ResizeWithChannels(Resize):
     """`Resize` with a result that always has a channel axis."""
@@ -74,16 +74,16 @@ class ResizeWithChannels(Resize):
 
 
 def _cut_inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    checked_rank(image, 2, 3)
+    check_image_rank(image, 2, 3)
     if image.shape[0] < top + height or image.shape[1] < left + width:
         raise ValueError(
             f"the part of rows {top}…{top + height} and columns {left}…{left + width} exceeds the "
             f"image"
         )
-    return cut(image, top, left, height, width)
+    return cut_part(image, top, left, height, width)
 
 
-@registered(TRANSFORMS, "CropResize", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "CropResize", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CropResize(ImageTransform):
     """Crop a part and scale the part.
@@ -113,7 +113,7 @@ class CropResize(ImageTransform):
         return self.resize(self.size, self.interpolation).apply(part)
 
 
-@registered(TRANSFORMS, "CropToBoundingBox", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "CropToBoundingBox", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CropToBoundingBox(ImageTransform):
     """Crop the part with this upper left corner and size."""
@@ -128,7 +128,7 @@ class CropToBoundingBox(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("offset_height", "offset_width"):
-            whole_number(f"{self.label}: {name}", getattr(self, name), self.least_offset)
+            check_whole_number(f"{self.label}: {name}", getattr(self, name), self.least_offset)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the part."""
@@ -137,22 +137,22 @@ class CropToBoundingBox(ImageTransform):
         )
 
 
-@registered(TRANSFORMS, "CenterCrop", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "CenterCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CenterCrop(ImageTransform, OurCenterCrop):
     """Crop the center of an image: `[height, width]`, or one number for both."""
 
-    size: Any = option(two_sizes)
+    size: Any = option(parse_two_sizes)
 
 
-def _square_edge(name: str, value: object) -> int:
-    height, width = two_sizes(name, value)
+def _parse_square_edge(name: str, value: object) -> int:
+    height, width = parse_two_sizes(name, value)
     if height != width:
         raise ConfigurationError(f"{name} must be the same for height and width, got {value!r}")
     return height
 
 
-@registered(TRANSFORMS, "PaddedCenterCrop", "tensorflow")
+@register_for(TRANSFORMS, "PaddedCenterCrop", "tensorflow")
 @dataclass(frozen=True)
 class PaddedCenterCrop(ImageTransform):
     """Crop the central square with `size / (size + crop_padding)` of the shorter edge.
@@ -160,14 +160,14 @@ class PaddedCenterCrop(ImageTransform):
     The result is not scaled; a Resize must follow.
     """
 
-    size: Any = option(_square_edge)
+    size: Any = option(_parse_square_edge)
     crop_padding: int = option(NON_NEGATIVE, 0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Crop; an odd margin is larger above and on the left."""
-        height, width = checked_rank(inputs, 2, 3).shape[:2]
+        height, width = check_image_rank(inputs, 2, 3).shape[:2]
         edge = int((self.size / (self.size + self.crop_padding)) * min(height, width))
-        return cut(inputs, (height - edge + 1) // 2, (width - edge + 1) // 2, edge, edge)
+        return cut_part(inputs, (height - edge + 1) // 2, (width - edge + 1) // 2, edge, edge)
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class RandomTransform(ImageTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.put(random=np.random.RandomState(self.seed))
+        self.set_fields(random=np.random.RandomState(self.seed))
 
-    def corner(self, down: int, right: int) -> tuple[int, int]:
+    def random_offset(self, down: int, right: int) -> tuple[int, int]:
         """Return a random offset up to `down` rows and `right` columns."""
         return self.random.randint(0, down + 1), self.random.randint(0, right + 1)
 
@@ -197,7 +197,7 @@ class RandomFlip(RandomTransform):
         return np.flip(inputs, self.axis) if self.random.rand(1)[0] > 0.5 else inputs
 
 
-@registered(TRANSFORMS, "RandomHorizontalFlip", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "RandomHorizontalFlip", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomHorizontalFlip(RandomFlip):
     """Flip half of the images horizontally, on average."""
@@ -205,7 +205,7 @@ class RandomHorizontalFlip(RandomFlip):
     axis: ClassVar[int] = 1
 
 
-@registered(TRANSFORMS, "RandomVerticalFlip", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "RandomVerticalFlip", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomVerticalFlip(RandomFlip):
     """Flip half of the images vertically, on average."""
@@ -213,25 +213,25 @@ class RandomVerticalFlip(RandomFlip):
     axis: ClassVar[int] = 0
 
 
-@registered(TRANSFORMS, "RandomCrop", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "RandomCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomCrop(RandomTransform):
     """Crop `[height, width]`: at random from an array, centrally from an image of a record."""
 
-    size: Any = option(two_sizes)
+    size: Any = option(parse_two_sizes)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the cropped part."""
         height, width = self.size
-        down, right = np.subtract(checked_rank(inputs, 2, 3).shape[:2], self.size)
+        down, right = np.subtract(check_image_rank(inputs, 2, 3).shape[:2], self.size)
         if down < 0 or right < 0:
             raise ValueError(f"the image is smaller than {height} × {width}; add a Resize before")
         if isinstance(inputs, TensorImage) or (down == 0 and right == 0):
-            return cut(inputs, down // 2, right // 2, height, width)
-        return cut(inputs, *self.corner(down, right), height, width)
+            return cut_part(inputs, down // 2, right // 2, height, width)
+        return cut_part(inputs, *self.random_offset(down, right), height, width)
 
 
-@registered(TRANSFORMS, "RandomResizedCrop", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "RandomResizedCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomResizedCrop(RandomTransform):
     """Crop a part of random size and aspect ratio, and scale the part.
@@ -243,19 +243,19 @@ class RandomResizedCrop(RandomTransform):
         interpolation: `nearest`, `bilinear`, or for arrays also `bicubic`.
     """
 
-    size: Any = option(two_sizes)
+    size: Any = option(parse_two_sizes)
     scale: Any = option(FROM_LOW_TO_HIGH, (0.08, 1.0))
     ratio: Any = option(FROM_LOW_TO_HIGH, (3 / 4, 4 / 3))
-    interpolation: str = option(choice(*INTERPOLATIONS), "bilinear")
+    interpolation: str = option(check_choice(*INTERPOLATIONS), "bilinear")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 for an image of a record, an unchanged dtype for an array."""
-        height, width = checked_rank(inputs, 3).shape[:2]
+        height, width = check_image_rank(inputs, 3).shape[:2]
         tensor = isinstance(inputs, TensorImage)
-        top, left, rows, columns = self.drawn_part(height, width, False, tensor)
+        top, left, rows, columns = self.draw_random_part(height, width, False, tensor)
         if not tensor:
-            part = cut(inputs, int(top), int(left), rows, columns)
-            return opencv_resize(part, self.size[0], self.size[1], self.interpolation)
+            part = cut_part(inputs, int(top), int(left), rows, columns)
+            return resize_with_opencv(part, self.size[0], self.size[1], self.interpolation)
         if self.interpolation == "bicubic":
             raise ValueError(
                 "interpolation must be bilinear or nearest for images of records, got bicubic"
@@ -263,9 +263,9 @@ class RandomResizedCrop(RandomTransform):
         box = (top / height, left / width, (top + rows) / height, (left + columns) / width)
         image = np.asarray(inputs)[np.newaxis].astype(np.float32)
         how = [box], [0], self.size, self.interpolation
-        return computed(lambda tf: tf.image.crop_and_resize(image, *how)[0])
+        return compute_tensor(lambda tf: tf.image.crop_and_resize(image, *how)[0])
 
-    def drawn_part(
+    def draw_random_part(
         self, height: int, width: int, whole: bool, between_pixels: bool = False
     ) -> tuple[float, float, int, int]:
         """Return top, left, height and width; of the largest central part if no draw fits.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import Options, parsed
-from neural_mp.data.option_checks import finite_numbers, height_and_width, package
+from neural_mp.compat.inc.components.registries import Options, check_parsed
+from neural_mp.data.option_checks import check_finite_numbers, height_and_width, import_package
 from neural_mp.data.transforms import InputTransform
 from neural_mp.errors import one_line
 
@@ -49,7 +49,7 @@ def is_picture(image: np.ndarray) -> bool:
     )
 
 
-def axes_of(image: np.ndarray) -> tuple[int, int]:
+def find_image_axes(image: np.ndarray) -> tuple[int, int]:
     """Return the axes of height and width; raise ValueError if there are none."""
     if image.ndim < 2:
         raise ValueError(f"expected uint8 [H, W, C] or floats [C, H, W], got shape {image.shape}")
@@ -58,14 +58,14 @@ def axes_of(image: np.ndarray) -> tuple[int, int]:
 
 def height_and_width_of(image: np.ndarray) -> tuple[int, int]:
     """Return height and width in pixels."""
-    rows, columns = axes_of(image)
+    rows, columns = find_image_axes(image)
     return image.shape[rows], image.shape[columns]
 
 
 class ImageTransform(Options, InputTransform):
     """Base of image transforms; a `TensorImage` remains a `TensorImage`."""
 
-    def array_of(self, inputs: object) -> np.ndarray:
+    def convert_to_array(self, inputs: object) -> np.ndarray:
         """Return the image as an array; a `TensorImage` for a tensor."""
         return as_tensor_image(inputs) if is_tensor_image(inputs) else np.asarray(inputs)
 
@@ -75,7 +75,7 @@ class ImageTransform(Options, InputTransform):
         return (as_tensor_image(changed) if is_tensor_image(sample[0]) else changed), label
 
 
-def two_sizes(option: str, value: object) -> tuple[int, int]:
+def parse_two_sizes(option: str, value: object) -> tuple[int, int]:
     """Parse two sizes in pixels, in the given order; a single number sets both."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]
@@ -83,14 +83,14 @@ def two_sizes(option: str, value: object) -> tuple[int, int]:
 
 
 #: `[lowest, highest]`, both above 0.
-FROM_LOW_TO_HIGH = parsed(
-    finite_numbers,
+FROM_LOW_TO_HIGH = check_parsed(
+    check_finite_numbers,
     "[lowest, highest] with both above 0",
     lambda found: len(found) == 2 and 0 < found[0] <= found[1],
 )
 
 
-def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
+def check_image_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
     """Return `image`; raise ValueError unless its number of axes is in `ranks`."""
     if image.ndim not in ranks:
         shapes = {2: "[H, W]", 3: "[H, W, C]", 4: "[N, H, W, C]"}
@@ -98,18 +98,18 @@ def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
     return image
 
 
-def cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+def cut_part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     """Return a part of an image `[H, W]` or `[H, W, C]`."""
     return image[top : top + height, left : left + width]
 
 
-def computed(function: Callable[[Any], Any]) -> np.ndarray:
+def compute_tensor(function: Callable[[Any], Any]) -> np.ndarray:
     """Return the tensor that a TensorFlow function computes, on the CPU.
 
     Raises:
         ValueError: TensorFlow rejects the image.
     """
-    tf = package("tensorflow", "a transform of images", "tensorflow")
+    tf = import_package("tensorflow", "a transform of images", "tensorflow")
     from tensorflow.python.eager import context
 
     try:
@@ -121,28 +121,28 @@ def computed(function: Callable[[Any], Any]) -> np.ndarray:
         raise ValueError(one_line(error)) from error
 
 
-def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
+def resize_with_tensorflow(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
     """Scale `[H, W, C]` with `tf.image.resize`; returns float32, or for `nearest` the same dtype.
 
     Raises:
         ValueError: the shape or the dtype does not fit.
     """
-    pixels = np.asarray(checked_rank(image, 3))
+    pixels = np.asarray(check_image_rank(image, 3))
     pixels = pixels if method == "nearest" else pixels.astype(np.float32)
-    return computed(lambda tf: tf.image.resize(pixels, (height, width), method))
+    return compute_tensor(lambda tf: tf.image.resize(pixels, (height, width), method))
 
 
 @contextmanager
-def opencv() -> Iterator[Any]:
+def import_opencv() -> Iterator[Any]:
     """Yield the OpenCV module; convert its errors to ValueError."""
-    cv2 = package("cv2", "a transform of arrays", "opencv")
+    cv2 = import_package("cv2", "a transform of arrays", "opencv")
     try:
         yield cv2
     except cv2.error as error:
         raise ValueError(f"{one_line(error)}; Cast to uint8 or float32 before") from error
 
 
-def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np.ndarray:
+def resize_with_opencv(image: np.ndarray, width: int, height: int, method: str) -> np.ndarray:
     """Scale `[H, W]` or `[H, W, C]` with OpenCV's `resize`, with the width first.
 
     Returns:
@@ -151,10 +151,10 @@ def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np
     Raises:
         ValueError: the shape or the dtype does not fit.
     """
-    checked_rank(image, 2, 3)
+    check_image_rank(image, 2, 3)
     if image.dtype.name not in _OPENCV_DTYPES:  # results of others depend on OpenCV's version
         supported = ", ".join(_OPENCV_DTYPES)
         raise ValueError(f"dtype must be one of {supported}, got {image.dtype}; add a Cast before")
-    with opencv() as cv2:
+    with import_opencv() as cv2:
         how = getattr(cv2, OPENCV_METHODS[method])
         return np.asarray(cv2.resize(np.asarray(image), (width, height), interpolation=how))

@@ -12,11 +12,11 @@ from neural_mp.compat.inc.components.registries import (
     POSITIVE,
     TRANSFORMS,
     above_zero,
-    choice,
-    numbers,
+    check_choice,
+    check_parsed,
     option,
-    parsed,
-    registered,
+    parse_numbers,
+    register_for,
 )
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
@@ -24,13 +24,13 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
     as_tensor_image,
-    checked_rank,
-    cut,
-    opencv_resize,
-    tensorflow_resize,
+    check_image_rank,
+    cut_part,
+    resize_with_opencv,
+    resize_with_tensorflow,
 )
-from neural_mp.compat.inc.components.transforms.values import image_as
-from neural_mp.data.option_checks import finite_number, one_of
+from neural_mp.compat.inc.components.transforms.values import convert_image_dtype
+from neural_mp.data.option_checks import check_finite_number, check_one_of
 from neural_mp.errors import ConfigurationError, DataError
 
 #: Methods of `tf.image.resize`.
@@ -46,12 +46,12 @@ _METHODS = (
 )
 
 
-_THREE = parsed(numbers, "one number or three", lambda found: len(found) in (1, 3))
-_DEVIATIONS = parsed(_THREE, "above 0", lambda found: min(found) > 0)
-_FRACTION = parsed(finite_number, "above 0 and at most 1", lambda found: 0 < found <= 1)
+_THREE = check_parsed(parse_numbers, "one number or three", lambda found: len(found) in (1, 3))
+_DEVIATIONS = check_parsed(_THREE, "above 0", lambda found: min(found) > 0)
+_FRACTION = check_parsed(check_finite_number, "above 0 and at most 1", lambda found: 0 < found <= 1)
 
 
-@registered(TRANSFORMS, "BilinearImagenet", "onnxrt")
+@register_for(TRANSFORMS, "BilinearImagenet", "onnxrt")
 @dataclass(frozen=True)
 class BilinearImagenet(ImageTransform):
     """Crop the center, scale, and map 0…255, also as floats, to -1…1, as for Inception.
@@ -67,15 +67,15 @@ class BilinearImagenet(ImageTransform):
     width: int = option(POSITIVE)
     central_fraction: float = option(_FRACTION, 0.875)
     mean_value: Any = option(_THREE, (0.0, 0.0, 0.0))
-    scale: float = option(finite_number, 1.0)
+    scale: float = option(check_finite_number, 1.0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[height, width, C]`."""
-        image = self.in_floats(np.asarray(checked_rank(inputs, 3)))
+        image = self.in_floats(np.asarray(check_image_rank(inputs, 3)))
         height, width = image.shape[:2]
         # Equal margins, rounded down, are cut off on both sides.
         top, left = (int((size - size * self.central_fraction) / 2) for size in (height, width))
-        image = self.scaled(cut(image, top, left, height - 2 * top, width - 2 * left))
+        image = self.scale_image(cut_part(image, top, left, height - 2 * top, width - 2 * left))
         mean = np.array(self.mean_value, dtype=np.float32)
         return ((image - np.float32(0.5)) * np.float32(2) - mean) * np.float32(self.scale)
 
@@ -83,23 +83,23 @@ class BilinearImagenet(ImageTransform):
         """Return float32 from 0 to 1."""
         return image.astype(np.float32) / np.float32(255)
 
-    def scaled(self, image: np.ndarray) -> np.ndarray:
+    def scale_image(self, image: np.ndarray) -> np.ndarray:
         """Return `[height, width, C]`."""
-        resized = opencv_resize(image, self.width, self.height, "bilinear")
+        resized = resize_with_opencv(image, self.width, self.height, "bilinear")
         return resized if resized.ndim == 3 else resized[:, :, np.newaxis]
 
 
-@registered(TRANSFORMS, "BilinearImagenet", "tensorflow")
+@register_for(TRANSFORMS, "BilinearImagenet", "tensorflow")
 class TensorFlowBilinearImagenet(BilinearImagenet):
     """`BilinearImagenet` that expects floats in 0…1, and integers in the range of their dtype."""
 
     def in_floats(self, image: np.ndarray) -> np.ndarray:
         """Return float32 from 0 to 1."""
-        return image_as(image, np.dtype(np.float32))
+        return convert_image_dtype(image, np.dtype(np.float32))
 
-    def scaled(self, image: np.ndarray) -> np.ndarray:
+    def scale_image(self, image: np.ndarray) -> np.ndarray:
         """Return `[height, width, C]`."""
-        return tensorflow_resize(image, self.height, self.width, "bilinear")
+        return resize_with_tensorflow(image, self.height, self.width, "bilinear")
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class CroppedToSize(RandomTransform):
     random_crop: bool = False
     resize_side: int = option(POSITIVE, 256)
     mean_value: Any = option(_THREE, (0.0, 0.0, 0.0))
-    resize_method: str = option(choice(*_METHODS), "bilinear")
-    data_format: str = option(choice("channels_last", "channels_first"), "channels_last")
-    subpixels: str = option(choice("RGB", "BGR"), "RGB")
+    resize_method: str = option(check_choice(*_METHODS), "bilinear")
+    data_format: str = option(check_choice("channels_last", "channels_first"), "channels_last")
+    subpixels: str = option(check_choice("RGB", "BGR"), "RGB")
 
     def cut_to_size(self, image: np.ndarray) -> np.ndarray:
         """Return a part of `height` and `width`; raise ValueError if the image is smaller."""
@@ -134,11 +134,11 @@ class CroppedToSize(RandomTransform):
                 f"{self.height} × {self.width}; set a larger resize_side"
             )
         if not self.random_crop:
-            return cut(image, down // 2, right // 2, self.height, self.width)
-        return cut(image, *self.corner(down, right), self.height, self.width)
+            return cut_part(image, down // 2, right // 2, self.height, self.width)
+        return cut_part(image, *self.random_offset(down, right), self.height, self.width)
 
 
-@registered(TRANSFORMS, "ResizeCropImagenet", "tensorflow")
+@register_for(TRANSFORMS, "ResizeCropImagenet", "tensorflow")
 @dataclass(frozen=True)
 class TensorFlowResizeCropImagenet(CroppedToSize):
     """Scale the shorter edge, crop; then `(image - mean_value) * scale`.
@@ -149,18 +149,18 @@ class TensorFlowResizeCropImagenet(CroppedToSize):
     """
 
     random_flip_left_right: bool = False
-    scale: float = option(finite_number, 1.0)
+    scale: float = option(check_finite_number, 1.0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[height, width, C]`; channels are always last."""
-        image = np.asarray(checked_rank(inputs, 3))
+        image = np.asarray(check_image_rank(inputs, 3))
         if self.data_format == "channels_first":
             image = np.moveaxis(image, 0, -1)
         if self.subpixels == "BGR":
             image = image[..., ::-1]
         edges = np.array(image.shape[:2], dtype=np.float32)
         new = np.rint(edges * (np.float32(self.resize_side) / edges.min())).astype(int)
-        image = tensorflow_resize(image, int(new[0]), int(new[1]), self.resize_method)
+        image = resize_with_tensorflow(image, int(new[0]), int(new[1]), self.resize_method)
         image = self.cut_to_size(image)
         if self.random_flip_left_right and self.random.rand() > 0.5:
             image = image[:, ::-1]
@@ -168,7 +168,7 @@ class TensorFlowResizeCropImagenet(CroppedToSize):
         return (image.astype(np.float32) - mean) * np.float32(self.scale)
 
 
-@registered(TRANSFORMS, "ResizeCropImagenet", "onnxrt")
+@register_for(TRANSFORMS, "ResizeCropImagenet", "onnxrt")
 @dataclass(frozen=True)
 class ArrayResizeCropImagenet(CroppedToSize):
     """Scale, crop, map 0…255 to 0…1; then `(image - mean_value) / std_value`.
@@ -181,10 +181,10 @@ class ArrayResizeCropImagenet(CroppedToSize):
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[3, height, width]`."""
-        height, width = checked_rank(inputs, 2, 3).shape[:2]
+        height, width = check_image_rank(inputs, 2, 3).shape[:2]
         factor = self.resize_side / min(height, width)
         width_there, height_there = int(height * factor), int(width * factor)
-        image = opencv_resize(inputs, width_there, height_there, "bilinear")
+        image = resize_with_opencv(inputs, width_there, height_there, "bilinear")
         if image.ndim == 2:
             image = np.repeat(image[:, :, np.newaxis], 3, axis=2)
         image = self.cut_to_size(image) / 255.0
@@ -192,11 +192,11 @@ class ArrayResizeCropImagenet(CroppedToSize):
         return normal.astype(np.float32).transpose(2, 0, 1)
 
 
-def _opencv_method(name: str, value: Any) -> str:
-    return one_of(name, dict(enumerate(OPENCV_METHODS)).get(value, value), [*OPENCV_METHODS])
+def _parse_opencv_method(name: str, value: Any) -> str:
+    return check_one_of(name, dict(enumerate(OPENCV_METHODS)).get(value, value), [*OPENCV_METHODS])
 
 
-@registered(TRANSFORMS, "ResizeWithAspectRatio", "onnxrt")
+@register_for(TRANSFORMS, "ResizeWithAspectRatio", "onnxrt")
 @dataclass(frozen=True)
 class ResizeWithAspectRatio(ImageTransform):
     """Scale so that the shorter edge is `100 / scale` times the size of a later crop.
@@ -210,20 +210,20 @@ class ResizeWithAspectRatio(ImageTransform):
     height: int = option(POSITIVE)
     width: int = option(POSITIVE)
     scale: float = option(above_zero, 87.5)
-    inter_pol: Any = option(_opencv_method, "area")
+    inter_pol: Any = option(_parse_opencv_method, "area")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an array of unchanged dtype."""
-        old_height, old_width = checked_rank(inputs, 3).shape[:2]
+        old_height, old_width = check_image_rank(inputs, 3).shape[:2]
         height, width = (int(100.0 * size / self.scale) for size in (self.height, self.width))
         if old_height > old_width:
             height = int(height * old_height / old_width)
         else:
             width = int(width * old_width / old_height)
-        return opencv_resize(inputs, width, height, self.inter_pol)
+        return resize_with_opencv(inputs, width, height, self.inter_pol)
 
 
-@registered(TRANSFORMS, "ResizeWithRatio")
+@register_for(TRANSFORMS, "ResizeWithRatio")
 @dataclass(frozen=True)
 class ResizeWithRatio(ImageTransform):
     """Scale the shorter edge to `min_dim`, with the longer edge limited to `max_dim`.
@@ -240,7 +240,7 @@ class ResizeWithRatio(ImageTransform):
     min_dim: int = option(NON_NEGATIVE, 800)
     max_dim: int = option(NON_NEGATIVE, 1365)
     padding: bool = False
-    constant_value: float = option(finite_number, 0)
+    constant_value: float = option(check_finite_number, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -260,30 +260,33 @@ class ResizeWithRatio(ImageTransform):
             )
         if not self.padding:
             return image, tuple(label)
-        old = self.array_of(sample[0]).shape[:2]
+        old = self.convert_to_array(sample[0]).shape[:2]
         margins = [self.max_dim - size for size in image.shape[:2]]
         offsets = [margin // 2 for margin in margins]
         around = [(low, margin - low) for low, margin in zip(offsets, margins, strict=True)]
         padded = np.pad(
             np.asarray(image), [*around, (0, 0)][: image.ndim], constant_values=self.constant_value
         )
-        moved = np.asarray(label[0]) * [*old, *old] * self._scale(*old) + [*offsets, *offsets]
+        moved = np.asarray(label[0]) * [*old, *old] * self._scale_factor(*old) + [
+            *offsets,
+            *offsets,
+        ]
         tensor = isinstance(image, TensorImage)
         return (as_tensor_image(padded) if tensor else padded), (moved / self.max_dim, *label[1:])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the scaled image, without padding."""
-        height, width = checked_rank(inputs, 2, 3).shape[:2]
-        scale = self._scale(height, width)
+        height, width = check_image_rank(inputs, 2, 3).shape[:2]
+        scale = self._scale_factor(height, width)
         new_height, new_width = round(height * scale), round(width * scale)
         if isinstance(inputs, TensorImage):
-            return tensorflow_resize(np.asarray(inputs), new_height, new_width, "bilinear")
+            return resize_with_tensorflow(np.asarray(inputs), new_height, new_width, "bilinear")
         if scale == 1:
             return inputs
-        scaled = opencv_resize(inputs, new_height, new_width, "bilinear")
+        scaled = resize_with_opencv(inputs, new_height, new_width, "bilinear")
         return scaled if scaled.ndim == inputs.ndim else scaled[:, :, np.newaxis]
 
-    def _scale(self, height: int, width: int) -> float:
+    def _scale_factor(self, height: int, width: int) -> float:
         scale = max(1, self.min_dim / min(height, width)) if self.min_dim else 1
         longer = max(height, width)
         if self.max_dim and round(longer * scale) > self.max_dim:

@@ -19,9 +19,14 @@ from neural_mp.compat.inc.components.registries import (
     Options,
     option,
     predictions_and_labels,
-    registered,
+    register_for,
 )
-from neural_mp.data.option_checks import existing_path, package, true_or_false, whole_number
+from neural_mp.data.option_checks import (
+    check_existing_path,
+    check_whole_number,
+    import_package,
+    true_or_false,
+)
 from neural_mp.errors import DataError
 from neural_mp.io.readers import read_data_json
 
@@ -68,7 +73,7 @@ class Window:
     words: tuple[int, ...]
     best_seen: tuple[bool, ...]
 
-    def shows(self, index: int) -> bool:
+    def shows_index(self, index: int) -> bool:
         """Whether an index in `pieces` is in the span."""
         return self.first <= index < self.first + len(self.words)
 
@@ -107,7 +112,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Path, lower_case: bool) -> None:
-        tokenizers = package("tokenizers", "SquadV1", "text")
+        tokenizers = import_package("tokenizers", "SquadV1", "text")
         pieces = _read_vocabulary(vocabulary)
         if "[UNK]" not in pieces:
             raise DataError(f"{vocabulary} must be a vocabulary of BERT, with a line [UNK]")
@@ -121,22 +126,22 @@ class Tokenizer:
         self._tokenizer.normalizer = self._normalizer
         self._tokenizer.pre_tokenizer = self._splitter
 
-    def words(self, text: str) -> list[str]:
+    def split_words(self, text: str) -> list[str]:
         """Return words and punctuation, not yet split into pieces."""
         normal = self._normalizer.normalize_str(text)
         return [word for word, _ in self._splitter.pre_tokenize_str(normal)]
 
-    def pieces(self, texts: Sequence[str]) -> list[list[str]]:
+    def split_pieces(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the pieces of each text."""
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.tokens for encoding in encoded]
 
-    def original_text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
+    def restore_original_text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
         """Return the original text of an answer, from its pieces and the words around them."""
         original = " ".join(words)
         answer = " ".join(pieces).replace(" ##", "").replace("##", "")
         answer = " ".join(answer.split())
-        split = " ".join(self.words(original))
+        split = " ".join(self.split_words(original))
         start = split.find(answer)
         if start < 0:
             return original
@@ -185,9 +190,11 @@ class SquadWindows:
     @cached_property
     def windows(self) -> list[Window]:
         """The windows of all questions, in model input order."""
-        question_pieces = self.tokenizer.pieces([question.text for question in self.questions])
+        question_pieces = self.tokenizer.split_pieces(
+            [question.text for question in self.questions]
+        )
         texts = dict.fromkeys(question.words for question in self.questions)
-        pieces = {words: self.tokenizer.pieces(words) for words in texts}
+        pieces = {words: self.tokenizer.split_pieces(words) for words in texts}
         return [
             window
             for number, question in enumerate(self.questions)
@@ -223,13 +230,13 @@ class SquadWindows:
                 (*start, *pieces[begin:end], "[SEP]"),
                 len(start),
                 tuple(words[begin:end]),
-                tuple(_best_span(spans, index) == span for index in range(begin, end)),
+                tuple(_find_best_span(spans, index) == span for index in range(begin, end)),
             )
             for span, (begin, end) in enumerate(spans)
         ]
 
 
-def _best_span(spans: Sequence[tuple[int, int]], index: int) -> int:
+def _find_best_span(spans: Sequence[tuple[int, int]], index: int) -> int:
     """Return the span with the most context on the shorter side of a place; ties: the longer."""
     if len(spans) == 1:
         return 0
@@ -241,7 +248,7 @@ def _best_span(spans: Sequence[tuple[int, int]], index: int) -> int:
     return max(around, key=lambda span: around[span])
 
 
-@registered(TRANSFORMS, "Collect", "tensorflow")
+@register_for(TRANSFORMS, "Collect", "tensorflow")
 class Collect:
     """Collect predictions `[N, tokens, 2]` until those of all windows are complete.
 
@@ -250,7 +257,7 @@ class Collect:
     """
 
     def __init__(self, length: int = 10833) -> None:
-        self.length = whole_number(f"{type(self).__name__}: length", length, minimum=1)
+        self.length = check_whole_number(f"{type(self).__name__}: length", length, minimum=1)
         self.reset()
 
     def reset(self) -> None:
@@ -282,7 +289,7 @@ class Collect:
         return scores[..., 0], scores[..., 1]
 
 
-@registered(TRANSFORMS, "ModelZooCollect", "tensorflow")
+@register_for(TRANSFORMS, "ModelZooCollect", "tensorflow")
 class ModelZooCollect(Collect):
     """`Collect` for predictions (starts `[N, tokens]`, ends `[N, tokens]`)."""
 
@@ -295,7 +302,7 @@ class ModelZooCollect(Collect):
         return np.asarray(predictions[0]), np.asarray(predictions[1])
 
 
-@registered(TRANSFORMS, "SquadV1", "tensorflow")
+@register_for(TRANSFORMS, "SquadV1", "tensorflow")
 @dataclass(frozen=True)
 class SquadV1(Options):
     """Best answer to each question.
@@ -312,8 +319,8 @@ class SquadV1(Options):
         task: the questions and their windows.
     """
 
-    label_file: Any = option(existing_path)
-    vocab_file: Any = option(existing_path)
+    label_file: Any = option(check_existing_path)
+    vocab_file: Any = option(check_existing_path)
     n_best_size: int = option(POSITIVE, 20)
     max_seq_length: int = option(POSITIVE, 384)
     max_query_length: int = option(POSITIVE, 64)
@@ -326,7 +333,7 @@ class SquadV1(Options):
         super().__post_init__()
         tokenizer = Tokenizer(self.vocab_file, self.do_lower_case)
         lengths = self.max_seq_length, self.max_query_length, self.doc_stride
-        self.put(task=SquadWindows(self.label_file, tokenizer, *lengths))
+        self.set_fields(task=SquadWindows(self.label_file, tokenizer, *lengths))
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
         """`([window ids, starts, ends], labels)` → `({question: answer}, labels)`.
@@ -343,12 +350,17 @@ class SquadV1(Options):
             )
         numbers, starts, ends = predictions
         scores = {
-            int(np.asarray(number).item()) - FIRST_WINDOW: (_flat_scores(start), _flat_scores(end))
+            int(np.asarray(number).item()) - FIRST_WINDOW: (
+                _flatten_score_array(start),
+                _flatten_score_array(end),
+            )
             for number, start, end in zip(numbers, starts, ends, strict=True)
         }
-        return self._answers(scores), labels
+        return self._extract_answers(scores), labels
 
-    def _answers(self, scores: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
+    def _extract_answers(
+        self, scores: Mapping[int, tuple[np.ndarray, np.ndarray]]
+    ) -> dict[str, str]:
         answers = {}
         for question, windows in zip(self.task.questions, self.task.of_question(), strict=True):
             if not windows:
@@ -356,20 +368,23 @@ class SquadV1(Options):
             scored = [(window, *scores[index]) for index, window in windows if index in scores]
             complete = windows[-1][0] in scores
             answers[question.identity] = (
-                self._best_answer(question, scored) if complete else SKIPPED
+                self._find_best_answer(question, scored) if complete else SKIPPED
             )
         return answers
 
-    def _best_answer(
+    def _find_best_answer(
         self, question: Question, scored: Sequence[tuple[Window, np.ndarray, np.ndarray]]
     ) -> str:
         best: tuple[float, Window, int, int] | None = None
         for window, starts, ends in scored:
-            for start in self._candidate_tokens(starts):
-                if not window.shows(start) or not window.best_seen[start - window.first]:
+            for start in self._list_candidate_tokens(starts):
+                if not window.shows_index(start) or not window.best_seen[start - window.first]:
                     continue
-                for end in self._candidate_tokens(ends):
-                    if not window.shows(end) or not start <= end < start + self.max_answer_length:
+                for end in self._list_candidate_tokens(ends):
+                    if (
+                        not window.shows_index(end)
+                        or not start <= end < start + self.max_answer_length
+                    ):
                         continue
                     score = float(starts[start]) + float(ends[end])
                     if best is None or score > best[0]:
@@ -379,18 +394,18 @@ class SquadV1(Options):
         _, window, start, end = best
         first, last = (window.words[index - window.first] for index in (start, end))
         pieces = window.pieces[start : end + 1]
-        return self.task.tokenizer.original_text(question.words[first : last + 1], pieces)
+        return self.task.tokenizer.restore_original_text(question.words[first : last + 1], pieces)
 
-    def _candidate_tokens(self, scores: np.ndarray) -> list[int]:
+    def _list_candidate_tokens(self, scores: np.ndarray) -> list[int]:
         """Return the tokens with the best scores; ties in order of position."""
         return [int(index) for index in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
-def _flat_scores(scores: object) -> np.ndarray:
+def _flatten_score_array(scores: object) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64).reshape(-1)
 
 
-@registered(TRANSFORMS, "SquadV1ModelZoo", "tensorflow")
+@register_for(TRANSFORMS, "SquadV1ModelZoo", "tensorflow")
 @dataclass(frozen=True)
 class SquadV1ModelZoo(SquadV1):
     """`SquadV1` for predictions (starts, ends) per batch; answers come with the last batch."""
@@ -399,7 +414,7 @@ class SquadV1ModelZoo(SquadV1):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.put(collect=ModelZooCollect(len(self.task.windows)))
+        self.set_fields(collect=ModelZooCollect(len(self.task.windows)))
 
     def reset(self) -> None:
         """Restart with the first window."""

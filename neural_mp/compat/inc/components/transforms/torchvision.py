@@ -14,23 +14,28 @@ import numpy as np
 
 from neural_mp.compat.inc.components.registries import (
     TRANSFORMS,
-    choice,
+    check_choice,
+    check_parsed,
     option,
-    parsed,
-    registered,
+    register_for,
 )
 from neural_mp.compat.inc.components.transforms import geometry
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
-    axes_of,
+    find_image_axes,
     height_and_width_of,
     is_picture,
-    two_sizes,
+    parse_two_sizes,
 )
 from neural_mp.data.images import Resize as PillowResize
-from neural_mp.data.images import pillow
-from neural_mp.data.option_checks import finite_number, finite_numbers, package, whole_number
+from neural_mp.data.images import import_pillow
+from neural_mp.data.option_checks import (
+    check_finite_number,
+    check_finite_numbers,
+    check_whole_number,
+    import_package,
+)
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.validators import MAX_SEED
 
@@ -45,19 +50,19 @@ _JITTER = {
 }
 
 
-def part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+def cut_part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     """Return a part, 0 outside the image."""
     full_height, full_width = height_and_width_of(image)
     margins = (-left, -top, left + width - full_width, top + height - full_height)
-    padded = pad(image, tuple(max(0, margin) for margin in margins))
-    rows, columns = axes_of(image)
+    padded = pad_image(image, tuple(max(0, margin) for margin in margins))
+    rows, columns = find_image_axes(image)
     index: list[slice] = [slice(None)] * image.ndim
     index[rows] = slice(max(0, top), max(0, top) + height)
     index[columns] = slice(max(0, left), max(0, left) + width)
     return padded[tuple(index)]
 
 
-def pad(
+def pad_image(
     image: np.ndarray, margins: tuple[int, ...], fill: Any = (0.0,), mode: str = "constant"
 ) -> np.ndarray:
     """Pad an image by margins (left, top, right, bottom)."""
@@ -65,7 +70,7 @@ def pad(
     if not any(margins):
         return image
     widths = [(0, 0)] * image.ndim
-    rows, columns = axes_of(image)
+    rows, columns = find_image_axes(image)
     widths[rows], widths[columns] = (top, bottom), (left, right)
     if mode != "constant":
         return np.pad(image, widths, mode=mode)  # type: ignore[call-overload]
@@ -76,7 +81,7 @@ def pad(
     return np.where(inside, padded, values)
 
 
-def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
+def resize_image(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
     """Scale as torchvision does: with antialiasing, except for `nearest`.
 
     Raises:
@@ -86,7 +91,7 @@ def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> n
         return PillowResize([height, width], interpolation).apply(image)
     if image.ndim != 3:
         raise ValueError(f"expected uint8 [H, W, C] or floats [C, H, W], got shape {image.shape}")
-    torch = package("torch", "a transform of floats", "torch")
+    torch = import_package("torch", "a transform of floats", "torch")
     nearest = interpolation == "nearest"
     floats = torch.from_numpy(image.astype(np.float64 if nearest else np.float32))
     scaled = torch.nn.functional.interpolate(
@@ -95,7 +100,7 @@ def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> n
     return np.asarray(scaled.astype(image.dtype) if nearest else scaled)
 
 
-@registered(TRANSFORMS, "Resize", "pytorch")
+@register_for(TRANSFORMS, "Resize", "pytorch")
 @dataclass(frozen=True)
 class Resize(ImageTransform):
     """Scale an image: one size sets the shorter edge and keeps the aspect ratio; two set both.
@@ -110,44 +115,44 @@ class Resize(ImageTransform):
 
     def __post_init__(self) -> None:
         is_pair = isinstance(self.size, list | tuple) and len(self.size) == 2
-        sizes = two_sizes("Resize: size", self.size)
+        sizes = parse_two_sizes("Resize: size", self.size)
         PillowResize(sizes, self.interpolation)
-        self.put(size=sizes if is_pair else sizes[:1])
+        self.set_fields(size=sizes if is_pair else sizes[:1])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an image of unchanged type."""
         height, width = height_and_width_of(inputs)
         if len(self.size) == 2:
-            return resized(inputs, self.size[0], self.size[1], self.interpolation)
+            return resize_image(inputs, self.size[0], self.size[1], self.interpolation)
         edge, shorter = self.size[0], min(height, width)
         if shorter == edge:
             return inputs
         new = [edge if size == shorter else int(edge * size / shorter) for size in (height, width)]
-        return resized(inputs, new[0], new[1], self.interpolation)
+        return resize_image(inputs, new[0], new[1], self.interpolation)
 
 
-@registered(TRANSFORMS, "CropResize", "pytorch")
+@register_for(TRANSFORMS, "CropResize", "pytorch")
 class CropResize(geometry.CropResize):
     """Crop a part, 0 outside the image, and scale as `Resize` does."""
 
-    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(cut_part)
     resize: ClassVar[Callable[..., ImageTransform]] = Resize
 
 
-@registered(TRANSFORMS, "CropToBoundingBox", "pytorch")
+@register_for(TRANSFORMS, "CropToBoundingBox", "pytorch")
 class CropToBoundingBox(geometry.CropToBoundingBox):
     """Crop the part with this upper left corner and size; 0 outside the image."""
 
-    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(cut_part)
     least_offset: ClassVar[int] = -MAX_SEED
 
 
-@registered(TRANSFORMS, "CenterCrop", "pytorch")
+@register_for(TRANSFORMS, "CenterCrop", "pytorch")
 @dataclass(frozen=True)
 class CenterCrop(ImageTransform):
     """Crop the central `[height, width]`; a smaller image is padded with 0."""
 
-    size: Any = option(two_sizes)
+    size: Any = option(parse_two_sizes)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Crop; half pixels are rounded to even numbers."""
@@ -155,18 +160,18 @@ class CenterCrop(ImageTransform):
             round((old - new) / 2) if old >= new else -((new - old) // 2)
             for old, new in zip(height_and_width_of(inputs), self.size, strict=True)
         )
-        return part(inputs, top, left, *self.size)
+        return cut_part(inputs, top, left, *self.size)
 
 
 def _parse_margins(name: str, value: Any) -> tuple[int, ...]:
     items = value if isinstance(value, list | tuple) else [value]
-    sizes = tuple(whole_number(name, size, minimum=0) for size in items)
+    sizes = tuple(check_whole_number(name, size, minimum=0) for size in items)
     if len(sizes) not in (1, 2, 4):
         raise ConfigurationError(f"{name} must be 1, 2 or 4 numbers, got {value!r}")
     return (sizes * 4)[:4]
 
 
-@registered(TRANSFORMS, "Pad", "pytorch")
+@register_for(TRANSFORMS, "Pad", "pytorch")
 @dataclass(frozen=True)
 class Pad(ImageTransform):
     """Pad an image.
@@ -178,15 +183,15 @@ class Pad(ImageTransform):
     """
 
     padding: Any = option(_parse_margins)
-    fill: Any = option(finite_numbers, 0)
-    padding_mode: str = option(choice(*PADDING_MODES), "constant")
+    fill: Any = option(check_finite_numbers, 0)
+    padding_mode: str = option(check_choice(*PADDING_MODES), "constant")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a larger image of unchanged type."""
-        return pad(inputs, self.padding, self.fill, self.padding_mode)
+        return pad_image(inputs, self.padding, self.fill, self.padding_mode)
 
 
-_PROBABILITY = parsed(finite_number, "from 0 to 1", lambda found: 0 <= found <= 1)
+_PROBABILITY = check_parsed(check_finite_number, "from 0 to 1", lambda found: 0 <= found <= 1)
 
 
 @dataclass(frozen=True)
@@ -197,25 +202,25 @@ class RandomFlip(geometry.RandomFlip):
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the image or its mirror image."""
-        axis = axes_of(inputs)[self.axis]
+        axis = find_image_axes(inputs)[self.axis]
         return np.flip(inputs, axis) if self.random.rand() < self.p else inputs
 
 
-@registered(TRANSFORMS, "RandomHorizontalFlip", "pytorch")
+@register_for(TRANSFORMS, "RandomHorizontalFlip", "pytorch")
 class RandomHorizontalFlip(RandomFlip):
     """Flip a fraction `p` of the images horizontally, on average."""
 
     axis: ClassVar[int] = 1
 
 
-@registered(TRANSFORMS, "RandomVerticalFlip", "pytorch")
+@register_for(TRANSFORMS, "RandomVerticalFlip", "pytorch")
 class RandomVerticalFlip(RandomFlip):
     """Flip a fraction `p` of the images vertically, on average."""
 
     axis: ClassVar[int] = 0
 
 
-@registered(TRANSFORMS, "RandomCrop", "pytorch")
+@register_for(TRANSFORMS, "RandomCrop", "pytorch")
 @dataclass(frozen=True)
 class RandomCrop(RandomTransform):
     """Crop `[height, width]` at random.
@@ -227,7 +232,7 @@ class RandomCrop(RandomTransform):
         fill, padding_mode: as in `Pad`.
     """
 
-    size: Any = option(two_sizes)
+    size: Any = option(parse_two_sizes)
     padding: Any = None
     pad_if_needed: bool = False
     fill: Any = 0
@@ -236,7 +241,7 @@ class RandomCrop(RandomTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.put(around=Pad(self.padding or 0, self.fill, self.padding_mode))
+        self.set_fields(around=Pad(self.padding or 0, self.fill, self.padding_mode))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a part of that size; raise ValueError if the image is smaller."""
@@ -245,25 +250,25 @@ class RandomCrop(RandomTransform):
             lacking = np.subtract(self.size, height_and_width_of(image)).clip(min=0)
             rows, columns = map(int, lacking)
             margins = columns, rows, columns, rows
-            image = pad(image, margins, self.around.fill, self.padding_mode)
+            image = pad_image(image, margins, self.around.fill, self.padding_mode)
         down, right = np.subtract(height_and_width_of(image), self.size)
         if down < 0 or right < 0:
             raise ValueError(f"the image is smaller than {self.size}; set pad_if_needed: true")
-        return part(image, *self.corner(down, right), *self.size)
+        return cut_part(image, *self.random_offset(down, right), *self.size)
 
 
-@registered(TRANSFORMS, "RandomResizedCrop", "pytorch")
+@register_for(TRANSFORMS, "RandomResizedCrop", "pytorch")
 class RandomResizedCrop(geometry.RandomResizedCrop):
     """Crop a part of random size and aspect ratio, and scale to `[height, width]`."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an image of unchanged type."""
-        top, left, rows, columns = self.drawn_part(*height_and_width_of(inputs), whole=True)
-        chosen = part(inputs, int(top), int(left), rows, columns)
-        return resized(chosen, self.size[0], self.size[1], self.interpolation)
+        top, left, rows, columns = self.draw_random_part(*height_and_width_of(inputs), whole=True)
+        chosen = cut_part(inputs, int(top), int(left), rows, columns)
+        return resize_image(chosen, self.size[0], self.size[1], self.interpolation)
 
 
-@registered(TRANSFORMS, "AlignImageChannel", "pytorch")
+@register_for(TRANSFORMS, "AlignImageChannel", "pytorch")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
     """Convert a picture to RGB (`dim: 3`) or grey (`dim: 1`)."""
@@ -273,7 +278,7 @@ class AlignImageChannel(ImageTransform):
     def __post_init__(self) -> None:
         if self.dim not in (1, 3):
             raise ConfigurationError(f"AlignImageChannel: dim must be 1 or 3, got {self.dim!r}")
-        pillow("transform 'AlignImageChannel'")
+        import_pillow("transform 'AlignImageChannel'")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return uint8 `[H, W, dim]`."""
@@ -287,12 +292,12 @@ def _in_pillow(image: np.ndarray) -> Any:
             f"expected uint8 [H, W] or [H, W, C], got {image.dtype}; move ToTensor after"
         )
     one_channel = image.ndim == 3 and image.shape[2] == 1
-    return pillow("a transform").fromarray(
+    return import_pillow("a transform").fromarray(
         np.ascontiguousarray(image[:, :, 0] if one_channel else image)
     )
 
 
-@registered(TRANSFORMS, "ColorJitter", "pytorch")
+@register_for(TRANSFORMS, "ColorJitter", "pytorch")
 @dataclass(frozen=True)
 class ColorJitter(RandomTransform):
     """Change brightness, contrast, saturation and hue of a picture at random, in random order.
@@ -310,10 +315,10 @@ class ColorJitter(RandomTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pillow("transform 'ColorJitter'")
+        import_pillow("transform 'ColorJitter'")
         for name, (neutral, least, most, _) in _JITTER.items():
             value = getattr(self, name)
-            bounds = finite_numbers(f"ColorJitter: {name}", value)
+            bounds = check_finite_numbers(f"ColorJitter: {name}", value)
             if len(bounds) == 1 and bounds[0] >= 0:
                 lowest = neutral - bounds[0]
                 bounds = (lowest if name == "hue" else max(0.0, lowest), neutral + bounds[0])
@@ -322,7 +327,7 @@ class ColorJitter(RandomTransform):
                     f"ColorJitter: {name} must be one number, or [lowest, highest] from {least} "
                     f"to {most}, got {value!r}"
                 )
-            self.put(**{name: bounds})
+            self.set_fields(**{name: bounds})
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a picture of unchanged shape."""
@@ -343,7 +348,7 @@ class ColorJitter(RandomTransform):
 def _shift_hue(picture: Any, turns: float) -> Any:
     if picture.mode == "L":
         return picture
-    image = pillow("transform 'ColorJitter'")
+    image = import_pillow("transform 'ColorJitter'")
     hue, saturation, value = picture.convert("HSV").split()
     moved = (np.array(hue, dtype=np.int64) + int(turns * 255)) % 256
     bands = (image.fromarray(moved.astype(np.uint8)), saturation, value)

@@ -13,23 +13,23 @@ from neural_mp.compat.inc.components.registries import (
     TRANSFORMS,
     Options,
     above_zero,
-    choice,
-    numbers,
+    check_choice,
+    check_optional,
+    check_parsed,
     option,
-    optional,
-    parsed,
+    parse_numbers,
     predictions_and_labels,
-    registered,
+    register_for,
 )
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
-    checked_rank,
-    computed,
+    check_image_rank,
+    compute_tensor,
+    import_opencv,
     is_picture,
-    opencv,
 )
-from neural_mp.data.option_checks import one_of, whole_number
+from neural_mp.data.option_checks import check_one_of, check_whole_number
 from neural_mp.data.transforms import Normalize as OurNormalize
 from neural_mp.data.transforms import Transpose as OurTranspose
 from neural_mp.errors import ConfigurationError, DataError
@@ -39,14 +39,14 @@ _DTYPES = (
     "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
 )  # fmt: skip
 _LEAST_STD = 1e-6
-_STD = parsed(numbers, f"at least {_LEAST_STD}", lambda found: min(found) >= _LEAST_STD)
+_STD = check_parsed(parse_numbers, f"at least {_LEAST_STD}", lambda found: min(found) >= _LEAST_STD)
 _LARGEST_BYTE = np.float32(255)
 
 
 #: `[divisor, subtrahend]`; None for no change.
-_TWO_STEPS = optional(
-    parsed(
-        numbers,
+_TWO_STEPS = check_optional(
+    check_parsed(
+        parse_numbers,
         "[divisor, subtrahend] with a divisor other than 0",
         lambda found: len(found) == 2 and found[0] != 0,
     )
@@ -59,7 +59,7 @@ def _rescale_image(image: np.ndarray, rescale: Sequence[float] | None) -> np.nda
     return image.astype(np.float32) / np.float32(rescale[0]) - np.float32(rescale[1])
 
 
-@registered(TRANSFORMS, "Normalize", "onnxrt")
+@register_for(TRANSFORMS, "Normalize", "onnxrt")
 @dataclass(frozen=True)
 class Normalize(ImageTransform, OurNormalize):
     """`(image - mean) / std` for channels last; returns float32.
@@ -69,12 +69,12 @@ class Normalize(ImageTransform, OurNormalize):
         channels: `last`, or `first`.
     """
 
-    mean: Any = option(numbers, (0.0,))
+    mean: Any = option(parse_numbers, (0.0,))
     std: Any = option(_STD, (1.0,))
     channels: str = "last"
 
 
-@registered(TRANSFORMS, "Normalize", "tensorflow")
+@register_for(TRANSFORMS, "Normalize", "tensorflow")
 @dataclass(frozen=True)
 class NormalizeAndRescale(Normalize):
     """`Normalize`; then `image / rescale[0] - rescale[1]` if `rescale` is set."""
@@ -86,13 +86,13 @@ class NormalizeAndRescale(Normalize):
         return _rescale_image(super().apply(inputs), self.rescale)
 
 
-@registered(TRANSFORMS, "Normalize", "pytorch")
+@register_for(TRANSFORMS, "Normalize", "pytorch")
 def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Normalize:
     """`(image - mean) / std` for channels first, as returned by ToTensor."""
     return Normalize(mean, std, channels="first")
 
 
-@registered(TRANSFORMS, "KerasRescale", "tensorflow")
+@register_for(TRANSFORMS, "KerasRescale", "tensorflow")
 @dataclass(frozen=True)
 class KerasRescale(ImageTransform):
     """`image / rescale[0] - rescale[1]`, in float32; no change without `rescale`."""
@@ -104,7 +104,7 @@ class KerasRescale(ImageTransform):
         return _rescale_image(inputs, self.rescale)
 
 
-@registered(TRANSFORMS, "Rescale", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "Rescale", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class Rescale(ImageTransform):
     """Divide by 255; returns float32."""
@@ -114,28 +114,28 @@ class Rescale(ImageTransform):
         return inputs.astype(np.float32) / _LARGEST_BYTE
 
 
-def _numpy_dtype(name: str, value: Any) -> str:
+def _parse_numpy_dtype(name: str, value: Any) -> str:
     if value in ("bfloat16", "string"):
         raise ConfigurationError(
             f"{name} must be a numpy dtype, got {value!r}; set float32, and let tuning choose the "
             f"precision"
         )
-    return one_of(name, value, _DTYPES)
+    return check_one_of(name, value, _DTYPES)
 
 
-@registered(TRANSFORMS, "Cast", "onnxrt", "pytorch")
+@register_for(TRANSFORMS, "Cast", "onnxrt", "pytorch")
 @dataclass(frozen=True)
 class Cast(ImageTransform):
     """Change the dtype, not the values."""
 
-    dtype: str = option(_numpy_dtype, "float32")
+    dtype: str = option(_parse_numpy_dtype, "float32")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Convert with `numpy.ndarray.astype`."""
         return inputs.astype(self.dtype)
 
 
-@registered(TRANSFORMS, "Cast", "tensorflow")
+@register_for(TRANSFORMS, "Cast", "tensorflow")
 @dataclass(frozen=True)
 class CastOfTensors(Cast):
     """`Cast` for arrays; also scales images of records to the range of the new dtype."""
@@ -143,11 +143,11 @@ class CastOfTensors(Cast):
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Convert with `numpy.ndarray.astype` or `tf.image.convert_image_dtype`."""
         if isinstance(inputs, TensorImage):
-            return image_as(np.asarray(inputs), np.dtype(self.dtype))
+            return convert_image_dtype(np.asarray(inputs), np.dtype(self.dtype))
         return super().apply(inputs)
 
 
-def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+def convert_image_dtype(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Change the dtype with `tf.image.convert_image_dtype`: uint8 255 becomes float 1.
 
     Raises:
@@ -155,10 +155,10 @@ def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """
     if image.dtype.kind not in "iuf" or dtype.kind not in "iuf":
         raise ValueError(f"images of records must hold integers or floats, got {image.dtype}")
-    return computed(lambda tf: tf.image.convert_image_dtype(image, dtype))
+    return compute_tensor(lambda tf: tf.image.convert_image_dtype(image, dtype))
 
 
-@registered(TRANSFORMS, "QuantizedInput", "tensorflow")
+@register_for(TRANSFORMS, "QuantizedInput", "tensorflow")
 @dataclass(frozen=True)
 class QuantizedInput(ImageTransform):
     """Quantize an image to 8 bits, truncated to integers; no change without `scale`.
@@ -168,8 +168,8 @@ class QuantizedInput(ImageTransform):
         scale: factor applied to the image.
     """
 
-    dtype: str = option(choice("int8", "uint8"), "int8")
-    scale: float | None = option(optional(above_zero), None)
+    dtype: str = option(check_choice("int8", "uint8"), "int8")
+    scale: float | None = option(check_optional(above_zero), None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Quantize; saturate at the range of the dtype."""
@@ -181,14 +181,14 @@ class QuantizedInput(ImageTransform):
         return shifted.clip(bounds.min, bounds.max).astype(self.dtype)
 
 
-@registered(TRANSFORMS, "Transpose")
+@register_for(TRANSFORMS, "Transpose")
 @dataclass(frozen=True)
 class Transpose(ImageTransform, OurTranspose):
     """Permute the axes of one image (without the batch) to the order `perm`."""
 
 
-@registered(TRANSFORMS, "ToArray")
-@registered(TRANSFORMS, "ToNDArray")
+@register_for(TRANSFORMS, "ToArray")
+@register_for(TRANSFORMS, "ToNDArray")
 @dataclass(frozen=True)
 class ToArray(ImageTransform):
     """Convert any image, e.g. of Pillow, to an array; arrays are unchanged."""
@@ -198,19 +198,19 @@ class ToArray(ImageTransform):
         return inputs
 
 
-@registered(TRANSFORMS, "ToTensor")
+@register_for(TRANSFORMS, "ToTensor")
 @dataclass(frozen=True)
 class ToTensor(ImageTransform):
     """Convert a picture `[H, W]` or `[H, W, C]` to `[C, H, W]`; uint8 0…255 to float32 0…1."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Convert; other dtypes keep their values."""
-        image = checked_rank(inputs, 2, 3)
+        image = check_image_rank(inputs, 2, 3)
         image = image[np.newaxis] if image.ndim == 2 else image.transpose(2, 0, 1)
         return image.astype(np.float32) / _LARGEST_BYTE if image.dtype == np.uint8 else image
 
 
-@registered(TRANSFORMS, "ToPILImage", "pytorch")
+@register_for(TRANSFORMS, "ToPILImage", "pytorch")
 @dataclass(frozen=True)
 class ToPILImage(ImageTransform):
     """Convert floats `[C, H, W]` in 0…1 to a uint8 picture `[H, W, C]`; keep a picture as is."""
@@ -225,12 +225,12 @@ class ToPILImage(ImageTransform):
         return picture.transpose(1, 2, 0) if picture.ndim == 3 else picture[:, :, np.newaxis]
 
 
-@registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
+@register_for(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
     """Convert an image to `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey."""
 
-    dim: int = option(parsed(POSITIVE, "at most 4", lambda dim: dim <= 4), 3)
+    dim: int = option(check_parsed(POSITIVE, "at most 4", lambda dim: dim <= 4), 3)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an array `[H, W, dim]`."""
@@ -241,18 +241,18 @@ class AlignImageChannel(ImageTransform):
         if inputs.shape[-1] == 4 and self.dim == 3:
             return inputs[..., :3]
         if inputs.shape[-1] == 3 and self.dim == 1:
-            with opencv() as cv2:
+            with import_opencv() as cv2:
                 grey = cv2.cvtColor(np.ascontiguousarray(inputs), cv2.COLOR_RGB2GRAY)
             return np.asarray(grey)[..., np.newaxis]
         raise ValueError(f"{inputs.shape[-1]} channels cannot be converted to {self.dim}")
 
 
-@registered(TRANSFORMS, "LabelShift")
+@register_for(TRANSFORMS, "LabelShift")
 @dataclass(frozen=True)
 class LabelShift(Options):
     """Subtract a number from every label, e.g. 1 if class 0 is the background."""
 
-    label_shift: int = option(whole_number, 0)
+    label_shift: int = option(check_whole_number, 0)
 
     def __call__(self, sample: Any) -> tuple[Any, Any]:
         """`(predictions, labels)` → unchanged predictions, and labels of unchanged type."""
