@@ -168,7 +168,7 @@ def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
     assert type(create_strategy_named("bisect")).__module__ == "bisect_strategy"
     assert "sklearn_mlp" in list_framework_names()
     assert get_executor_named("inline").__module__ == "inline_executor"
-    assert METRICS.find("worst_class").__module__ == "my_code"
+    assert METRICS.find_factory("worst_class").__module__ == "my_code"
 
 
 def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):

@@ -108,7 +108,7 @@ def format_speedup(report: Report) -> str:
     For an accelerator, the widths of its multiplications.
     """
     if report.accelerator is not None:
-        return report.accelerator.shares_text
+        return report.accelerator.words
     if report.speedup is None:
         return "–"
     low, high = report.speedup_low, report.speedup_high

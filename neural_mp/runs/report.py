@@ -119,7 +119,7 @@ class AcceleratorFigures(JsonFields):
     sqnr_db: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     @property
-    def shares_text(self) -> str:
+    def words(self) -> str:
         """The shares of the multiplications, largest first, as text."""
         ordered = sorted(self.shares.items(), key=lambda item: -item[1])
         return ", ".join(f"{share:.0%} of MACs in {word}" for word, share in ordered) or "no MACs"

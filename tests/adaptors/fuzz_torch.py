@@ -471,7 +471,9 @@ def compared(family: str, seed: int, net: Net, batches: list[Tensor]) -> Verdict
                     family, seed, f"FP32 differs: {sqnr(expected, captured):.0f} dB", int8
                 )
             lowered = pytree.tree_leaves(converted(batch))
-            simulated = pytree.tree_leaves(converted.held.portable(batch)) if int8 else lowered
+            simulated = (
+                pytree.tree_leaves(converted.held.portable_graph(batch)) if int8 else lowered
+            )
             pairs = (simulated, lowered), (expected, lowered), (expected, simulated)
             rows.append([sqnr(*pair) for pair in pairs])
     agreement, against_fp32, simulation = (min(column) for column in zip(*rows, strict=True))

@@ -148,14 +148,14 @@ def _swap_tensorflow(dense: str, model: Any) -> Any:
 
     (name,) = [n for n, node in model.graph.nodes.items() if node.op == "_QuantizedMatMul"]
     assert model.written[name] == dense
-    graph = model.graph.copy()
+    graph = model.graph.copy_graph()
     stored, weight, _, low, high = list(graph[name].input)[:5]
-    columns = model.graph.value(weight).shape
+    columns = model.graph.constant_value(weight).shape
     floats = np.ones(columns, np.float32)
     del graph.nodes[name]
     graph.put_node("Dequantize", "widened", [stored, low, high], T=tf.quint8, dtype=tf.float32)
     constant = graph.put_constant("float_weight", floats)
-    graph.add(make_node("MatMul", name, ["widened", constant], T=tf.float32))
+    graph.add_node(make_node("MatMul", name, ["widened", constant], T=tf.float32))
     return model.with_graph(graph)
 
 
@@ -370,7 +370,8 @@ def test_an_excluded_op_in_an_integer_kernel_of_equal_numbers_contradicts_nothin
     # The integers after the op are those of the float op, but for one step of rounding.
     program = with_outputs(converted.program, ["s/uint8"])
     (fused,), (unfused,) = (
-        converted.session(program, level=level)({"x": data}, ["s/uint8"]) for level in (ALL, PLAIN)
+        converted.create_session(program, level=level)({"x": data}, ["s/uint8"])
+        for level in (ALL, PLAIN)
     )
     assert np.ptp(unfused) > 100
     assert np.abs(fused.astype(int) - unfused.astype(int)).max() <= 1

@@ -294,7 +294,7 @@ PROGRAM = """
 import functools, time, tempfile, os
 import numpy as np, sklearn.metrics as of_others
 from neural_mp.util.fingerprint import code_fingerprint
-from neural_mp.metrics import METRICS, as_metric, build_metric
+from neural_mp.metrics import METRICS, build_metric, convert_to_metric
 
 LABELS, STARTED, FOLDER = frozenset(("cat", "dog", "bird", "fish")), time.time(), tempfile.mkdtemp()
 PLACES = {"cat", "dog", "bird"}
@@ -310,7 +310,7 @@ def evaluate(model, mine=Mine(3)):
     return mine.result() + STARTED + sum(x in {1, 2, "three", None} for x in PLACES)
 
 told = [evaluate, Mine(3), Mine(3).result, functools.partial(evaluate, 3), lambda m: evaluate(m)]
-told += [as_metric(x) for x in (Mine(3), of_others.f1_score, "f1_macro", lambda p, l: 0.5)]
+told += [convert_to_metric(x) for x in (Mine(3), of_others.f1_score, "f1_macro", lambda p, l: 0.5)]
 for name in sorted(METRICS):
     try:
         told.append(build_metric(name))

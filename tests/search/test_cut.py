@@ -59,7 +59,7 @@ def assignments(draw, count: int) -> Assignment:
 def test_no_assignment_is_better(count, data):
     problem = data.draw(assignments(count))
     weight = data.draw(st.sampled_from([0.0, 0.25, 1.0, 3.0]))
-    time, harm = problem.cost(cheapest(problem, weight))
+    time, harm = problem.evaluate_cost(cheapest(problem, weight))
     assert time + weight * harm == min(t + weight * h for t, h in every(problem))
 
 
@@ -69,8 +69,8 @@ def test_no_assignment_is_better(count, data):
 def test_the_extreme_weights_minimize_one_cost_and_break_ties_by_the_other(count, data):
     problem = data.draw(assignments(count))
     costs = every(problem)
-    assert problem.cost(cheapest(problem, inf)) == min(costs, key=lambda cost: cost[::-1])
-    assert problem.cost(cheapest(problem, 0.0)) == min(costs)
+    assert problem.evaluate_cost(cheapest(problem, inf)) == min(costs, key=lambda cost: cost[::-1])
+    assert problem.evaluate_cost(cheapest(problem, 0.0)) == min(costs)
 
 
 def test_of_equals_the_highest_levels():

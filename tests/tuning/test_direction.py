@@ -72,7 +72,9 @@ def damage(monkeypatch):
 
         def damaged(self, *arguments, **options):
             converted = convert(self, *arguments, **options)
-            buffers = [b for n, b in converted.runnable.named_buffers() if "weight_scales" in n]
+            buffers = [
+                b for n, b in converted.runnable_graph.named_buffers() if "weight_scales" in n
+            ]
             assert buffers
             for scales in buffers:
                 scales.neg_()

@@ -124,7 +124,7 @@ def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter
 
     def poisoned(self, *arguments):
         converted = convert(self, *arguments)
-        for name, buffer in converted.runnable.named_buffers():
+        for name, buffer in converted.runnable_graph.named_buffers():
             if name.startswith("linear_weight_scales"):
                 buffer[:] = np.nan
         return converted

@@ -124,13 +124,13 @@ import test_learned_rounding as t
 from pathlib import Path
 from neural_mp.adaptors.common.weights.weight_store import WeightStore
 
-kept = WeightStore.put
+kept = WeightStore.store_weights
 
 def put_and_die(*args):
     kept(*args)
     os.kill(os.getpid(), signal.SIGKILL)
 
-WeightStore.put = put_and_die
+WeightStore.store_weights = put_and_die
 model = t.ADAPTOR.load(t.decoder(), example=t.samples()[0], capture=t.Capture.LAYERS)
 t._made(model, folder=Path({str(tmp_path)!r}))
 """

@@ -109,7 +109,9 @@ def test_single_ops_may_have_the_kernel(adaptor, fp32, space, net):
     plan = space.resolve(PrecisionPlan({first: PACKED}))
     model = adaptor.convert(fp32, plan, Observations(), space)
     assert len(packed_calls(model)) == 1
-    assert any(node.target is torch.ops.aten.silu.default for node in model.runnable_graph.graph.nodes)
+    assert any(
+        node.target is torch.ops.aten.silu.default for node in model.runnable_graph.graph.nodes
+    )
     x = images(3)
     with torch.no_grad():
         expected = net(torch.from_numpy(x)).numpy()

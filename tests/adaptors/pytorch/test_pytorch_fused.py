@@ -38,7 +38,7 @@ def written(converted, x):
             return result
 
     with torch.no_grad():
-        Spy(converted.runnable).run(torch.from_numpy(x))
+        Spy(converted.runnable_graph).run(torch.from_numpy(x))
     return values
 
 
@@ -174,7 +174,7 @@ def test_a_dense_layer_adds_a_float_term(seed, features, activated, read, turned
             return result
 
     with torch.no_grad():
-        Spy(converted.runnable).run(x, addend)
+        Spy(converted.runnable_graph).run(x, addend)
     scale, zero_point = parameters(observed, "x")
     steps = x.numpy() / scale
     assume(np.abs(steps - np.floor(steps) - 0.5).min() > 1e-4)  # ties are rounded either way

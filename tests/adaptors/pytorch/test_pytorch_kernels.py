@@ -122,7 +122,7 @@ def test_requantization_is_exact_to_one_step():
     module = Chain().eval()
     x = torch.randn(2, 3, 9, 9).numpy()
     _, observed, converted, _ = lowered(module, x)
-    kernel = next(n for n in converted.runnable.graph.nodes if "qconv" in str(n.target))
+    kernel = next(n for n in converted.runnable_graph.graph.nodes if "qconv" in str(n.target))
     written = {}
 
     class Spy(torch.fx.Interpreter):
@@ -131,7 +131,7 @@ def test_requantization_is_exact_to_one_step():
             written[n] = result
             return result
 
-    Spy(converted.runnable).run(torch.from_numpy(x))
+    Spy(converted.runnable_graph).run(torch.from_numpy(x))
     assert written[kernel].dtype == torch.uint8
 
     scale, zero_point = parameters(observed, "x")
@@ -167,9 +167,9 @@ def test_a_residual_sum_never_overwrites_what_is_read_later():
     module = Residuals().eval()
     x = torch.randn(2, 4, 8, 8).numpy()
     result, _, converted, space = lowered(module, x)
-    sums = [n for n in converted.runnable.graph.nodes if "pointwise.binary" in str(n.target)]
+    sums = [n for n in converted.runnable_graph.graph.nodes if "pointwise.binary" in str(n.target)]
     assert len(sums) >= 3
-    expected = converted.portable(torch.from_numpy(x))
+    expected = converted.portable_graph(torch.from_numpy(x))
     for got, reference in zip(result, expected, strict=True):
         step = float(reference.detach().abs().max()) / 255
         assert np.abs(got - reference.detach().numpy()).max() <= 2 * step
@@ -221,7 +221,7 @@ def test_a_dense_layer_adds_a_part_of_a_larger_tensor():
     inputs = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
     net = Part().eval()
     result, _, converted, _ = lowered(net, inputs)
-    called = [str(node.target) for node in converted.runnable.graph.nodes]
+    called = [str(node.target) for node in converted.runnable_graph.graph.nodes]
     assert "onednn.qlinear_pointwise.binary" in called
     with torch.no_grad():
         exact = net(inputs).numpy()

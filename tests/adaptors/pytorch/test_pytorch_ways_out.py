@@ -212,6 +212,6 @@ def test_a_model_in_bfloat16_is_converted_like_any_other(name):
     lowered = min(space.int8_ops)
     plan = space.fp32_plan().replacing({lowered: space.capabilities[lowered].config(INT8)})
     wide = adaptor.convert(model, space.resolve(plan), observed, space)
-    weights = [p.dtype for p in wide.portable.parameters() if p.is_floating_point()]
-    buffers = [b.dtype for b in wide.portable.buffers() if b.is_floating_point()]
+    weights = [p.dtype for p in wide.portable_graph.parameters() if p.is_floating_point()]
+    buffers = [b.dtype for b in wide.portable_graph.buffers() if b.is_floating_point()]
     assert torch.bfloat16 not in {*weights, *buffers}

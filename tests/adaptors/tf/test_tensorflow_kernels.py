@@ -368,10 +368,10 @@ def test_what_passes_integers_on_changes_none(carrier, channels):
         return
     assert converted.ops.count("QuantizeV2") == 1
 
-    nodes = converted.model.graph.copy()
+    nodes = converted.model.graph.copy_graph()
     tensors = {"before": "first/uint8", "behind": nodes["second/uint8"].input[0]}
     for name, stored in tensors.items():
-        nodes.add(make_node("Bitcast", name, [stored], T=tf.quint8, type=tf.uint8))
+        nodes.add_node(make_node("Bitcast", name, [stored], T=tf.quint8, type=tf.uint8))
     fetched = Runner(import_graph(nodes.to_graph_def()))({"x": data}, list(tensors))
     inputs, outputs = (np.asarray(part).astype(np.float32) for part in fetched)
     # What moves numbers has their scale; what is joined shares one that holds all of them.

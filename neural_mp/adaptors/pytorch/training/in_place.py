@@ -104,7 +104,7 @@ def share_parameters(simulation: SimulatedModule, module: nn.Module) -> tuple[st
     shared: set[int] = set()
     for path, part in simulation.source.parts.items():
         graph = simulation.get_part(path)
-        for name, origin in part.parameter_origins.items():
+        for name, origin in part.origins.items():
             own = state.get(origin)
             parent, _, leaf = name.rpartition(".")
             holder = graph.get_submodule(parent)

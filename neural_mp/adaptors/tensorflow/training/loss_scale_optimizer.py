@@ -307,12 +307,12 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
     @property
     def skipped_steps(self) -> Any:
         """Number of steps whose gradients were not finite."""
-        return tf.convert_to_tensor(self._loss_scale.weight("skipped_steps"))
+        return tf.convert_to_tensor(self._loss_scale.get_variable("skipped_steps"))
 
     @property
     def skipped_in_a_row(self) -> Any:
         """Number of consecutive skipped steps up to now."""
-        return tf.convert_to_tensor(self._loss_scale.weight("skipped_in_a_row"))
+        return tf.convert_to_tensor(self._loss_scale.get_variable("skipped_in_a_row"))
 
     def compute_gradients(self, *args: object, **options: object) -> Any:
         """Return the unscaled gradients with their variables.
