@@ -23,7 +23,7 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_m
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.loaded_model import AnyModel
-    from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit
+    from neural_mp.adaptors.onnxrt.targets.audit.file_audit import FileAudit
     from neural_mp.api.explain import Explanation
     from neural_mp.api.optimized_model import OptimizedModel
     from neural_mp.core.graph import Op

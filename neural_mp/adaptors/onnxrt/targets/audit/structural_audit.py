@@ -20,7 +20,6 @@ from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
 from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array
 from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
 from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize, is_quantize
-from neural_mp.adaptors.onnxrt.targets.findings import Finding, Rule
 from neural_mp.adaptors.onnxrt.targets.qdq_structure import (
     Operand,
     Pair,
@@ -30,6 +29,7 @@ from neural_mp.adaptors.onnxrt.targets.qdq_structure import (
 )
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
 from neural_mp.targets import TargetProfile, Widths
+from neural_mp.util.string_enum import StringEnum
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,48 @@ logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-5
 #: Bits of the sums that a shift may take the least bias shift from; see `Shifts`.
 _SUM_BITS = 16
+
+
+class Rule(StringEnum):
+    """Rule of a target; the last four are checked by its compiler, the others in the file."""
+
+    OPSET = "opset"
+    DOMAIN = "domain"
+    SHAPES = "shapes"
+    IO = "io"
+    TYPE = "type"
+    ZERO_POINT = "zero_point"
+    SCALE = "scale"
+    PAIR = "pair"
+    GRANULARITY = "granularity"
+    WEIGHT = "weight"
+    BIAS = "bias"
+    RING = "ring"
+    WIDTH = "width"
+    SAME_SCALE = "same_scale"
+    FIXED = "fixed"
+    SHIFT = "shift"
+    REFUSED = "refused"
+    COMPILE = "compile"
+    FLOAT_KERNEL = "float_kernel"
+    NOISE = "noise"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A violation of a target's rule.
+
+    Attributes:
+        op: name of the op; empty for the file as a whole.
+        op_type: type of the op; empty for the file as a whole.
+        rule: the rule.
+        message: text that names the op and what was expected.
+    """
+
+    op: str
+    op_type: str
+    rule: Rule
+    message: str
 
 
 def check_structure(
