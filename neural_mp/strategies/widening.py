@@ -173,8 +173,10 @@ def _try_path(
     """
     missed, met = 0, len(path)
     for remaining in reversed(range(trials)):
-        if met - missed <= 1 or _gains_little(path, missed, met):
+        if met - missed <= 1:
             return
+        if met < len(path) and path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost:
+            return  # the cheapest plan that was not tried is hardly cheaper than the one that met
         index = _choose_next_index(path, missed, met, loss, problem.tolerance)
         if not remaining and met == len(path):
             index = met - 1
@@ -183,13 +185,6 @@ def _try_path(
             met = index
         else:
             missed, loss = index, trial.loss
-
-
-def _gains_little(path: Sequence[WidthPlan], missed: int, met: int) -> bool:
-    """Whether the cheapest plan that was not tried is hardly cheaper than the one that met."""
-    if met == len(path):
-        return False
-    return path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost
 
 
 def _choose_next_index(

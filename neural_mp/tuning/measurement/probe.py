@@ -326,11 +326,12 @@ class MeasuringProbe(Probe):
                 return None
             models.append(self._converted_or_none(plan))
 
-        def measure_longer(sound: Sequence[AnyModel]) -> list[float]:
-            longer = self._choose_affordable_multiple(sound, started)
-            return self.job.measurement.side_by_side(sound, longer)
-
-        return self._in_turn(models, measure_longer)
+        return self._in_turn(
+            models,
+            lambda sound: self.job.measurement.side_by_side(
+                sound, self._choose_affordable_multiple(sound, started)
+            ),
+        )
 
     def _in_turn(
         self,

@@ -93,7 +93,8 @@ def rewrite_for(
     if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_find_masks(rewritten))
         for value in masks:
-            _clip_mask(value)
+            clipped = np.maximum(require_constant_array(value), np.float32(MASK_VALUE))
+            value.const_value = ir.tensor(clipped, name=value.name)
         if masks:
             notes.append(
                 f"masks were clipped at {MASK_VALUE:g}, since integers cannot hold their values: "
@@ -382,8 +383,3 @@ def _reaches_softmax(value: ir.Value) -> bool:
             seen.update(new)
             waiting += new
     return False
-
-
-def _clip_mask(value: ir.Value) -> None:
-    clipped = np.maximum(require_constant_array(value), np.float32(MASK_VALUE))
-    value.const_value = ir.tensor(clipped, name=value.name)

@@ -234,13 +234,6 @@ def build_layer_weight(
     return _dequantized(stem, known[key])
 
 
-def dequantized_constant(
-    stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec
-) -> ov.Node:
-    """Return an int8 constant with its dequantization; `channels` are the axes with own scales."""
-    return _dequantized(stem, _round_weight(weight, channels, spec))
-
-
 def _round_weight(weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> Rounded:
     axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
     limit = weight_qmax(spec)
@@ -261,7 +254,8 @@ def build_product_weight(stem: str, matrix: Array, spec: QuantSpec) -> ov.Node:
     A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
     two readers of the multiplication would make the plugin restore the weight to floats.
     """
-    scaled = give_name(f"{stem}/scaled", dequantized_constant(stem, matrix[:, None], (0,), spec))
+    rounded = _round_weight(matrix[:, None], (0,), spec)
+    scaled = give_name(f"{stem}/scaled", _dequantized(stem, rounded))
     return give_name(stem, _add_reshape(scaled, matrix.shape))
 
 

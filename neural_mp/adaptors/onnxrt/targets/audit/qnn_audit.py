@@ -153,10 +153,10 @@ def audit_by_qnn(
     if simulated is not None and job.outputs:
         sqnr_db, output = _find_lowest_sqnr(simulated, job.outputs)
         if sqnr_db < MIN_SQNR_DB:
-            worst = _find_worst_sample(simulated, job.outputs)
-            deviation = find_first_deviation(
-                model, profile, samples[worst], max_seconds=max_seconds
-            )
+            pairs = zip(simulated, job.outputs, strict=True)
+            levels = [_find_lowest_sqnr([before], [after])[0] for before, after in pairs]
+            worst = samples[levels.index(min(levels))]
+            deviation = find_first_deviation(model, profile, worst, max_seconds=max_seconds)
             findings.append(_make_noise_finding(output, sqnr_db, deviation))
     return TargetAudit(
         findings=tuple(findings),
@@ -413,11 +413,6 @@ def _find_lowest_sqnr(simulated: Samples, emulated: Samples) -> tuple[float, str
         )
         for name in emulated[0]
     )
-
-
-def _find_worst_sample(simulated: Samples, emulated: Samples) -> int:
-    levels = [_find_lowest_sqnr([s], [e])[0] for s, e in zip(simulated, emulated, strict=True)]
-    return levels.index(min(levels))
 
 
 def _compute_sqnr_db(expected: Sequence[Array], actual: Sequence[Array]) -> float:

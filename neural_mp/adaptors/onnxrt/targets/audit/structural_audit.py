@@ -28,7 +28,7 @@ from neural_mp.adaptors.onnxrt.targets.qdq_structure import (
     iterate_float_ops,
 )
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
-from neural_mp.targets import TargetProfile, Widths
+from neural_mp.targets import TargetProfile
 from neural_mp.util.string_enum import StringEnum
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,8 @@ class _Audit:
                     Rule.SHAPES,
                     f"the shape of {value.name!r} must be static, got {value.shape}; set the sizes",
                 )
-            if self.profile.placement.io == "quantized" and _is_float(value):
+            is_float = value.dtype is not None and value.dtype.is_floating_point()
+            if self.profile.placement.io == "quantized" and is_float:
                 yield Finding(
                     str(value.name),
                     "",
@@ -262,7 +263,9 @@ class _Audit:
         allowed = self.profile.widths_of(kind)
         stored = op.weight.pair.dtype if op.weight is not None and op.weight.pair else None
         word = f"{'' if stored is None else f'w{stored.bitwidth}'}a{dtype.bitwidth}"
-        if not any(_matches_widths(word, widths, stored is None) for widths in allowed):
+        # An op without a weight has no weight's bits.
+        words = [f"a{widths.activation_bits}" if stored is None else widths for widths in allowed]
+        if word not in words:
             expected = f"be in {', '.join(allowed)}" if allowed else "be in float"
             yield fail(Rule.WIDTH, expected, word)
 
@@ -383,11 +386,6 @@ def _finding_factory(node: ir.Node) -> Callable[[Rule, str, str], Finding]:
     return make_finding
 
 
-def _matches_widths(word: str, widths: Widths, without_weight: bool) -> bool:
-    """Whether an op's widths are those of a word; an op without a weight has no weight's bits."""
-    return word == (f"a{widths.activation_bits}" if without_weight else widths)
-
-
 def _pair_producers(pair: Pair) -> Iterator[ir.Node]:
     """Yield the op whose result a pair stores."""
     value = pair.node.inputs[0]
@@ -401,10 +399,6 @@ def _pair_producers(pair: Pair) -> Iterator[ir.Node]:
 
 def _is_static(value: ir.Value) -> bool:
     return value.shape is not None and all(isinstance(size, int) for size in value.shape)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _middle_code(dtype: ir.DataType | None) -> int:
