@@ -9,7 +9,6 @@ from math import log
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.trial import Trial
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import (
     LEAST_FALL_RATIO,
@@ -75,7 +74,8 @@ class Widening(Strategy):
             if trial.meets_accuracy:
                 return
             trials -= 1
-            if _loses_less(trial, narrowest):
+            loss, reference = trial.loss, narrowest.loss
+            if loss is not None and reference is not None and loss < reference:
                 narrowest = trial
             else:
                 corrections = _Corrections(figures)
@@ -132,13 +132,6 @@ def _choose_corrections(
     if before is None or after is None or after >= (1 - LEAST_FALL_RATIO) * before:
         return chosen
     return corrected
-
-
-def _loses_less(trial: Trial, reference: Trial) -> bool:
-    """Whether a trial is known to lose less than another."""
-    if trial.loss is None or reference.loss is None:
-        return False
-    return trial.loss < reference.loss
 
 
 def _list_offered_algorithms(

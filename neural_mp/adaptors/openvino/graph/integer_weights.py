@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -208,13 +207,6 @@ def put_matrix(node: ov.Node, weight: ov.Node) -> None:
 
 #: An int8 weight, and the scales of its channels.
 Rounded = tuple[Array, Array]
-#: Graph → name of a layer, largest integer → its rounded weight, for conversions to other plans.
-_ROUNDED: MutableMapping[ov.Model, dict[tuple[str, int], Rounded]] = WeakKeyDictionary()
-
-
-def rounded_weights(program: ov.Model) -> dict[tuple[str, int], Rounded]:
-    """Return the rounded weights of a graph so far, to be extended."""
-    return _ROUNDED.setdefault(program, {})
 
 
 def build_layer_weight(

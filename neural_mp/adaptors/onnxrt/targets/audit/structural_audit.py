@@ -379,11 +379,9 @@ def _finding_factory(node: ir.Node) -> Callable[[Rule, str, str], Finding]:
     """Return a function from rule, expectation and fact to the finding about an op."""
     name = str(node.name or node.outputs[0].name)
 
-    def make_finding(rule: Rule, expected: str, actual: str) -> Finding:
-        subject = f"{node.op_type} {name!r}"
-        return Finding(name, node.op_type, rule, f"{subject} must {expected}, got {actual}")
-
-    return make_finding
+    return lambda rule, expected, actual: Finding(
+        name, node.op_type, rule, f"{node.op_type} {name!r} must {expected}, got {actual}"
+    )
 
 
 def _pair_producers(pair: Pair) -> Iterator[ir.Node]:
