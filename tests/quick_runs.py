@@ -61,7 +61,7 @@ def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from neural_mp.adaptors.pytorch.graph.model import model_fingerprint
 
     def exported(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
-        names = [node.meta.get(graph_edit.OP_NAME) for node in model.portable.graph.nodes]
+        names = [node.meta.get(graph_edit.OP_NAME) for node in model.portable_graph.graph.nodes]
         shapes = [getattr(leaf, "shape", leaf) for leaf in model.example.flatten_leaves()]
         key = (model_fingerprint(model), str((names, shapes, metadata)), onnx_export.name_nodes)
         if model.shell is not None or key not in _exported:

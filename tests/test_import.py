@@ -49,9 +49,9 @@ def test_every_public_name_is_there():
 def test_a_model_is_recognised_without_importing_its_framework():
     report = run(
         "from neural_mp.adaptors.detect import FRAMEWORKS\n"
-        "from neural_mp.adaptors.registry import framework_names\n"
-        "assert [n for n, f in FRAMEWORKS.items() if f.rule.fit('net.onnx')] == ['onnxrt']\n"
-        "assert set(framework_names()) >= set(FRAMEWORKS)"
+        "from neural_mp.adaptors.registry import list_framework_names\n"
+        "assert [n for n, f in FRAMEWORKS.items() if f.rule.matches_source('net.onnx')] == ['onnxrt']\n"
+        "assert set(list_framework_names()) >= set(FRAMEWORKS)"
     )
     assert not imported(report) & set(FRAMEWORKS)
 

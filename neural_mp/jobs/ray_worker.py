@@ -61,7 +61,7 @@ class _RayPlace:
         import ray
 
         try:
-            doing = self._runner.run.remote(job, folder, prior)
+            doing = self._runner.run_job.remote(job, folder, prior)
             while not (done := ray.wait([doing], timeout=_LOOK)[0]):
                 self._pass_on(tell)
             self._pass_on(tell)
@@ -74,7 +74,7 @@ class _RayPlace:
     def _pass_on(self, tell: Callable[[str], None]) -> None:
         import ray
 
-        for message in ray.get(self._runner.told.remote(self._heard)):
+        for message in ray.get(self._runner.read_messages.remote(self._heard)):
             self._heard += 1
             tell(message)
 

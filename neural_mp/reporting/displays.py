@@ -29,7 +29,7 @@ from neural_mp.tuning.measurement.sensitivity import SensitivityReport
 from neural_mp.util.html import create_notebook_table
 from neural_mp.util.text import format_count
 
-table = build_comparison_tables
+render_table = build_comparison_tables
 #: Width of tables in notebooks, which scroll.
 _CHARACTERS = 160
 

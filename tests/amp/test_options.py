@@ -27,7 +27,7 @@ def test_the_names_of_the_variables():
 
 def test_nothing_said_is_nothing_wanted():
     assert said() == said({}, {}, {"ALLOWLIST_ADD": "Exp"})
-    assert said().words() == ()
+    assert said().describe_options() == ()
     assert (said().data_type, said().force_all, said().edits, said().log_path) == (
         None,
         False,
@@ -122,7 +122,7 @@ def test_a_switch_that_is_neither_on_nor_off():
 
 def test_the_report_says_what_was_said_where():
     settled = said({"allowlist_add": ["AvgPool", "Softmax"]}, None, {f"{TF}LOG_PATH": "logs"})
-    assert settled.words() == (
+    assert settled.describe_options() == (
         "allowlist_add: AvgPool, Softmax (from amp.allowlist_add)",
         f"log_path: logs (from {TF}LOG_PATH)",
     )
@@ -157,7 +157,7 @@ def test_an_option_that_does_not_exist():
 )
 def test_a_variable_without_effect_names_the_nearest(caplog, variable, nearest):
     for _ in range(2):
-        assert said(environment={variable: "Softmax"}).words() == ()
+        assert said(environment={variable: "Softmax"}).describe_options() == ()
     (line,) = caplog.messages
     assert line.startswith(f"the environment variable {variable} has no effect; did you mean ")
     assert nearest in line

@@ -122,7 +122,7 @@ CASES = [
 def test_the_inputs_of_a_batch_are_those_that_the_model_takes(framework, form, labelled, count):
     values = arrays(count)
     batches, model = read(framework, count, batch_of(form, labelled, values))
-    for inputs in batches.inputs():
+    for inputs in batches.iterate_inputs():
         leaves = tree_leaves(inputs)
         assert len(leaves) == count
         for actual, expected in zip(leaves, values, strict=True):

@@ -85,13 +85,13 @@ class _Briefly:
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        rounds = module.interleaved_rounds
+        rounds = module.time_interleaved_rounds
 
         def brief_rounds(runs, **options):
             limit = min(options["time_limit"], _MEASUREMENT_SECONDS)
             return rounds(runs, **{**options, "time_limit": limit, "patience": 1.0})
 
-        module._LEAST_SECONDS, module.interleaved_rounds = 0.01, brief_rounds
+        module._LEAST_SECONDS, module.time_interleaved_rounds = 0.01, brief_rounds
 
 
 class _Measured:

@@ -94,7 +94,7 @@ def test_a_wrong_dummy_option_is_said(options, message):
 def test_in_our_own_files_dummy_means_what_it_did():
     own = build_dataset({"dummy": {"shape": [3, 4], "size": 2}})
     assert (len(own), own[0][0].shape) == (2, (3, 4))
-    assert DATASETS.find("dummy") is not load_vocabulary("onnxrt").datasets.find_factory("dummy")
+    assert DATASETS.find_factory("dummy") is not load_vocabulary("onnxrt").datasets.find_factory("dummy")
 
 
 def test_dummy_v2_gives_samples_of_the_shape_with_labels_and_comes_to_an_end():

@@ -65,9 +65,9 @@ def test_imports_are_not_interrupted_but_code_that_runs_within_one_is(tmp_path, 
         module = importlib.import_module("pure_functions")
     assert callable(module.spin)
     (tmp_path / "runs_on_import.py").write_text(
-        "from neural_mp.util.system.interruption import interrupted_after\n"
+        "from neural_mp.util.system.interruption import interrupt_after_seconds\n"
         "from pure_functions import spin\n"
-        "with interrupted_after(0.05, within='pure_functions'):\n"
+        "with interrupt_after_seconds(0.05, within='pure_functions'):\n"
         "    spin(60)\n"
     )
     with pytest.raises(TimeLimitError):

@@ -84,7 +84,7 @@ def test_an_interrupt_is_nobodys_error():
 
 
 def sent(error):
-    return pickle.loads(pickle.dumps(dump_exception(error))).load()
+    return pickle.loads(pickle.dumps(dump_exception(error))).rebuild_exception()
 
 
 def test_an_exception_is_sent_with_its_cause_its_notes_and_its_places():
@@ -129,7 +129,7 @@ def test_an_exception_that_names_itself_as_its_cause_is_sent():
     error = OwnError("mine")
     error.__context__ = KeyError("why")
     error.__context__.__context__ = error
-    copy = cloudpickle.loads(cloudpickle.dumps(dump_exception(error))).load()
+    copy = cloudpickle.loads(cloudpickle.dumps(dump_exception(error))).rebuild_exception()
     assert str(copy) == "mine"
     assert isinstance(copy.__context__, KeyError)
     assert copy.__context__.__context__ is copy

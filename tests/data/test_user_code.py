@@ -121,8 +121,8 @@ def test_processes_of_ours_find_no_module_in_the_working_directory(tmp_path):
 _WORKERS = """
 import sys; sys.path = [p for p in sys.path if p]
 import os, loky
-from neural_mp.util.system.processes import restore_environment, worker_environment
-pool = loky.ProcessPoolExecutor(1, initializer=restore_environment, env=worker_environment({}))
+from neural_mp.util.system.processes import make_worker_environment, restore_environment
+pool = loky.ProcessPoolExecutor(1, initializer=restore_environment, env=make_worker_environment({}))
 print(pool.submit(os.environ.get, "PYTHONSAFEPATH").result())
 """
 

@@ -72,7 +72,7 @@ def test_its_options_are_checked_and_its_name_is_suggested():
 
 @pytest.mark.usefixtures("_plugged_in")
 def test_a_built_in_metric_is_not_replaced():
-    assert METRICS.find("topk").__module__.startswith("neural_mp.")
+    assert METRICS.find_factory("topk").__module__.startswith("neural_mp.")
     assert list(METRICS).count("topk") == 1
 
 

@@ -350,8 +350,8 @@ def test_what_cannot_be_of_the_log_passes_a_sieve_at_once():
 
 def test_without_standard_output_there_is_nothing_to_catch():
     code = (
-        "from neural_mp.profiling.kernel_log import sieved_output\n"
-        "with sieved_output(None):\n"
+        "from neural_mp.profiling.kernel_log import sieve_standard_output\n"
+        "with sieve_standard_output(None):\n"
         "    pass"
     )
     command = f"exec '{sys.executable}' -c '{code}' >&-"

@@ -237,7 +237,7 @@ def test_without_torch_bayesian_says_what_to_do(monkeypatch):
 
 
 def test_naming_a_strategy_imports_no_optuna_and_no_torch():
-    code = "import sys; from neural_mp.strategies import strategy_named as s; s('bayesian')"
+    code = "import sys; from neural_mp.strategies import create_strategy_named as s; s('bayesian')"
     code += "; assert not {'optuna', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -218,7 +218,7 @@ def test_a_pass_is_repeated_only_if_the_time_suffices():
 
     def profile(model: Profiled) -> dict[str, tuple[float, ...]]:
         profiled.append(model)
-        return model.profile()
+        return model.profile_ops()
 
     def calls(affords_another: bool) -> list[Profiled]:
         profiled.clear()

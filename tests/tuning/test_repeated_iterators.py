@@ -44,7 +44,7 @@ class Continuing(Restarting):
 
 
 def numbers_of(batches):
-    return [int(labels[0]) for _, labels in batches.pairs()]
+    return [int(labels[0]) for _, labels in batches.iterate_pairs()]
 
 
 def test_an_iterator_that_starts_again_is_a_new_pass():

@@ -132,7 +132,7 @@ def test_two_threads_of_a_process_do_not_share_a_run(begin):
             errors.append(error)
 
     thread = threading.Thread(target=resume)
-    thread.begin_trial()
+    thread.start()
     thread.join()
     assert isinstance(errors[0], RunInUseError)
     history.close()
@@ -166,7 +166,7 @@ def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
     history._lease._heartbeat._ended.set()
     values = row(url, history.name, _away)
     timer = threading.Timer(1.0, row, (url, history.name, lambda v: v.update(beats=7)))
-    timer.begin_trial()
+    timer.start()
     with pytest.raises(RunInUseError, match="is in use by process .* on far since"):
         begin(resume=True)
     timer.join()

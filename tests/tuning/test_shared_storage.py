@@ -84,7 +84,7 @@ def test_of_two_runs_of_a_model_the_one_about_the_same_is_resumed(begin):
     begin(FIRST, criterion="2 %")
     resumed = begin(FIRST, resume=True)
     assert resumed.name.endswith("tuning-0001")
-    assert [trial.accuracy for trial in resumed.trials()] == [0.9]
+    assert [trial.accuracy for trial in resumed.read_trials()] == [0.9]
     with pytest.raises(HistoryError, match="the criterion of this run differs from that of .*0002"):
         begin(FIRST, resume=True, criterion="3 %")
 

@@ -281,7 +281,7 @@ def test_a_model_is_recognised_without_importing_a_framework():
     code = (
         "import sys, neural_mp.adaptors.onnxrt.int8_accumulation\n"
         "from neural_mp.adaptors.detect import FRAMEWORKS\n"
-        "assert FRAMEWORKS['onnxrt'].rule.fit('x.onnx')\n"
+        "assert FRAMEWORKS['onnxrt'].rule.matches_source('x.onnx')\n"
         "print([m for m in ('onnx', 'onnxruntime', 'onnx_ir', 'torch', 'tensorflow') "
         "if m in sys.modules])"
     )

@@ -65,18 +65,18 @@ def test_threads_may_use_a_type_for_the_first_time_at_once():
     code = """
         import sys, threading
         import numpy as np
-        from neural_mp.adaptors.openvino.runtime import core, dtype_of, ops, ov
+        from neural_mp.adaptors.openvino.runtime import get_core, get_numpy_dtype, ops, ov
 
         sys.setswitchinterval(1e-6)
         barrier = threading.Barrier(4)
 
         def use_types():
             barrier.wait()
-            assert dtype_of(ov.Type.i64) == np.int64
+            assert get_numpy_dtype(ov.Type.i64) == np.int64
             parameter = ops.parameter([2, 4], np.float32)
             weight = ops.constant(np.ones((4, 4), np.float32))
             product = ops.matmul(parameter, weight, False, False)
-            request = core().compile_model(ov.Model([product], [parameter]), "CPU")
+            request = get_core().compile_model(ov.Model([product], [parameter]), "CPU")
             request([np.ones((2, 4), np.float32)])
 
         threads = [threading.Thread(target=use_types) for _ in range(4)]

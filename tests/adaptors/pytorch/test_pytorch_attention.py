@@ -101,7 +101,7 @@ def test_a_plan_in_bfloat16_runs_products_where_they_are_fast(is_fast, monkeypat
     space = adaptor.space(model, machine(Precision.BF16))
     plan = space.resolve(uniform(space, Precision.BF16))
     converted = adaptor.convert(model, plan, Observations(), space)
-    targets = [node.target for node in converted.runnable.graph.nodes]
+    targets = [node.target for node in converted.runnable_graph.graph.nodes]
     assert (attention_in_bfloat16 in targets) is is_fast
     with torch.no_grad():
         reference = net(x)
@@ -128,7 +128,7 @@ def test_layers_share_what_is_made_of_a_mask(hidden, monkeypatch):
     space = adaptor.space(model, machine(Precision.BF16))
     plan = space.resolve(uniform(space, Precision.BF16))
     converted = adaptor.convert(model, plan, Observations(), space)
-    targets = [node.target for node in converted.runnable.graph.nodes]
+    targets = [node.target for node in converted.runnable_graph.graph.nodes]
     assert targets.count(attention_in_bfloat16) == 2
     assert targets.count(AttentionMask) == 1
     mask[1, 64 - hidden :] = 0

@@ -97,10 +97,10 @@ def tiny_parts(monkeypatch):
 @pytest.mark.parametrize("name", ALONE)
 def test_parts_give_the_results_of_the_whole_batch(name, precision, tiny_parts):
     model, x = converted(ALONE[name], precision)
-    direct = DirectGraph(model.runnable)
+    direct = DirectGraph(model.runnable_graph)
     assert [len(part) for (part,) in direct._parts.split_leaves([x])] == [2, 2, 2]
     with torch.no_grad():
-        expected, first, later = model.runnable(x), direct(x), direct(x)
+        expected, first, later = model.runnable_graph(x), direct(x), direct(x)
     torch.testing.assert_close(first, expected, atol=1e-5, rtol=1e-5)
     if precision is Precision.INT8:  # float products depend on the place of their operands
         torch.testing.assert_close(later, first, atol=0, rtol=0)
@@ -109,7 +109,7 @@ def test_parts_give_the_results_of_the_whole_batch(name, precision, tiny_parts):
 @pytest.mark.parametrize("name", MIXED)
 def test_samples_that_depend_on_others_stay_together(name, tiny_parts):
     model, x = converted(MIXED[name])
-    direct = DirectGraph(model.runnable)
+    direct = DirectGraph(model.runnable_graph)
     assert not direct._parts.can_split([x])
     with torch.no_grad():
         assert torch.equal(
@@ -118,7 +118,7 @@ def test_samples_that_depend_on_others_stay_together(name, tiny_parts):
 
 
 def _both(direct, model, x):
-    for result in (direct(x), model.runnable(x)):
+    for result in (direct(x), model.runnable_graph(x)):
         yield list(result) if isinstance(result, tuple) else [result]
 
 
@@ -136,7 +136,7 @@ def test_ranges_of_the_batch_keep_samples_together():
     }
     plan = space.resolve(PrecisionPlan(dynamic))
     quantized = adaptor.convert(model, plan, adaptor.observe(model, [x], space), space)
-    assert not DirectGraph(quantized.runnable)._parts.is_splitting
+    assert not DirectGraph(quantized.runnable_graph)._parts.is_splitting
 
 
 def test_results_of_predict_and_of_the_module_are_the_same(tiny_parts):
@@ -155,7 +155,7 @@ def test_a_batch_of_wrong_size_is_refused_before_it_is_parted(tiny_parts):
 
 def test_parts_hold_what_an_op_reads_and_writes(monkeypatch):
     model, x = converted(ALONE["residual"])
-    parts = DirectGraph(model.runnable)._parts
+    parts = DirectGraph(model.runnable_graph)._parts
     # The sum, in place or not, of two results of 8 channels, as floats or bytes.
     least, most = 2 * x[0, 0].numel() * 8, 3 * 4 * x[0, 0].numel() * 8
     for limit, whole in ((least - 1, False), (6 * most, True)):

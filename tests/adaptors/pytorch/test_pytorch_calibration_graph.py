@@ -95,12 +95,12 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
 @torch.no_grad()
 def test_convolutions_are_packed_once_and_what_nobody_reads_is_written_over():
     model = captured(Residual())
-    original = [node.target for node in model.portable.graph.nodes]
+    original = [node.target for node in model.portable_graph.graph.nodes]
     targets = [node.target for node in make_calibration_graph(model).portable_graph.graph.nodes]
     assert targets.count(PACKED) == 3
     quick = {aten.relu_.default, aten.hardtanh_.default, aten.add_.Tensor, aten.silu_.default}
     assert quick <= set(targets)
-    assert [node.target for node in model.portable.graph.nodes] == original
+    assert [node.target for node in model.portable_graph.graph.nodes] == original
     targets = [
         node.target
         for node in make_calibration_graph(captured(ReadTwice())).portable_graph.graph.nodes

@@ -27,14 +27,14 @@ class TestPyTorch(AdaptorContract):
     def test_an_int8_plan_runs_integer_kernels(self, space, convert):
         """Every layer the plan has in INT8 is one integer kernel, and nothing else computes."""
         converted = convert(uniform(space, INT8))
-        targets = [str(n.target) for n in converted.runnable.graph.nodes if n.op == "call_function"]
+        targets = [str(n.target) for n in converted.runnable_graph.graph.nodes if n.op == "call_function"]
         kernels = [t for t in targets if t.startswith("onednn.q")]
         assert len(kernels) == len(space.tunable_ops) == 7
         assert not [t for t in targets if "conv2d.default" in t or "linear.default" in t]
 
     def test_the_portable_form_computes_the_same(self, adaptor, space, convert, images):
         converted = convert(uniform(space, INT8))
-        portable = converted.portable(torch.from_numpy(images)).detach().numpy()
+        portable = converted.portable_graph(torch.from_numpy(images)).detach().numpy()
         np.testing.assert_allclose(adaptor.predict(converted, images), portable, atol=1e-4)
 
     def test_tensors_in_tensors_out(self, adaptor, model, images):

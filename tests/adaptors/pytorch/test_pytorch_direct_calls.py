@@ -125,8 +125,8 @@ def test_an_fp32_result_runs_the_users_own_module():
     adaptor = adaptor_for(net)
     inputs = tuple(torch.randn(2, 8, 6))
     loaded = LoadedModel(adaptor, adaptor.load(net, example=inputs))
-    assert type(loaded.held.once(DirectCalls)._target) is Two
-    assert loaded.held.once(DirectCalls)._target.a.weight is net.a.weight
+    assert type(loaded.held.cached_result(DirectCalls)._target) is Two
+    assert loaded.held.cached_result(DirectCalls)._target.a.weight is net.a.weight
 
 
 def test_an_fp32_result_returns_the_bits_of_the_users_own_module_from_the_first_call_on():

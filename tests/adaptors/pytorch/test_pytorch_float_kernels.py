@@ -81,7 +81,7 @@ def packed(adaptor, fp32, space, packed_plan):
 
 
 def packed_calls(model) -> list[str]:
-    targets = (str(node.target) for node in model.runnable.graph.nodes)
+    targets = (str(node.target) for node in model.runnable_graph.graph.nodes)
     return [name for name in targets if name.startswith("mkldnn")]
 
 
@@ -109,7 +109,7 @@ def test_single_ops_may_have_the_kernel(adaptor, fp32, space, net):
     plan = space.resolve(PrecisionPlan({first: PACKED}))
     model = adaptor.convert(fp32, plan, Observations(), space)
     assert len(packed_calls(model)) == 1
-    assert any(node.target is torch.ops.aten.silu.default for node in model.runnable.graph.nodes)
+    assert any(node.target is torch.ops.aten.silu.default for node in model.runnable_graph.graph.nodes)
     x = images(3)
     with torch.no_grad():
         expected = net(torch.from_numpy(x)).numpy()

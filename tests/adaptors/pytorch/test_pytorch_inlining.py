@@ -43,7 +43,7 @@ def converted(net):
     model = adaptor.load(net.eval(), example=x)
     space = adaptor.space(model, machine())
     plan = space.resolve(uniform(space, Precision.INT8))
-    return adaptor.convert(model, plan, adaptor.observe(model, [x], space), space).runnable
+    return adaptor.convert(model, plan, adaptor.observe(model, [x], space), space).runnable_graph
 
 
 def targets_of(graph):

@@ -44,7 +44,7 @@ def graph():
     space = adaptor.space(model, machine())
     observations = adaptor.observe(model, [x], space)
     plan = space.resolve(uniform(space, Precision.INT8))
-    return adaptor.convert(model, plan, observations, space).runnable
+    return adaptor.convert(model, plan, observations, space).runnable_graph
 
 
 @pytest.mark.parametrize("batch", [2, 5])

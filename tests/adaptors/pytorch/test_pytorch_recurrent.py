@@ -170,7 +170,7 @@ def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_flo
     assert again.space.capabilities[again.layer].reasons[INT8] == "no kernel in this build"
     from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 
-    portable = case.converted.portable
+    portable = case.converted.portable_graph
     with torch.no_grad():
         floats = flat(lower_to_kernels(portable)(x))
     for output, reference in zip(floats, case.wanted(x), strict=True):

@@ -59,7 +59,7 @@ def converted(net, precisions, size=(9, 7)):
     observations = adaptor.observe(model, [x], space)
     return adaptor.convert(
         model, space.resolve(PrecisionPlan(configs)), observations, space
-    ).runnable
+    ).runnable_graph
 
 
 def without_products(monkeypatch, net, precisions):

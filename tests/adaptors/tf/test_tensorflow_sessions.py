@@ -87,8 +87,8 @@ from neural_mp.adaptors.tensorflow.graph.runtime import Runner, import_runnable
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import TensorGraph
 
 graph = TensorGraph({})
-graph.put("Placeholder", "x", dtype=tf.float32, shape=tf.TensorShape([1]))
-graph.put("Neg", "y", ["x"], T=tf.float32)
+graph.put_node("Placeholder", "x", dtype=tf.float32, shape=tf.TensorShape([1]))
+graph.put_node("Neg", "y", ["x"], T=tf.float32)
 os.runner = Runner(import_runnable(graph.to_graph_def()))
 print(os.runner({"x": np.ones(1, "f4")}, ["y"])[0])
 """

@@ -224,7 +224,7 @@ class RoundWeight(torch.autograd.Function):
             return None, by_weight, None, None, None
         # One product of all values and one sum: fewer calls than inner products row by row.
         sums = (grad * rounded).addcmul_(within, values, value=-1).sum_to_size(form.per_row)
-        by_logs = (sums if scales is None else sums.mul(scales)).mul(form.factor).view(-1)
+        by_logs = (sums if scales is None else sums.mul(scales)).mul(form.gradient_factor).view(-1)
         return None, by_weight, by_logs, None, None
 
 

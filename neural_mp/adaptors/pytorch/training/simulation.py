@@ -185,7 +185,7 @@ class _Simulator:
         self.encodings.setdefault(root, QuantParams(scale, zero_point))
         self.found.quantizers[node.name] = index = list(self.encodings).index(root)
         with self.module.graph.inserting_before(node):
-            rounded = self.module.graph.call_method("tensor", (self.rounding, x, index))
+            rounded = self.module.graph.call_method("round_tensor", (self.rounding, x, index))
         rounded.meta["val"] = x.meta["val"].float()
         for pair in list(node.users):
             dtype = pair.args[3]
@@ -248,7 +248,7 @@ class _Simulator:
             layer, mine = readers[0]
             with graph.inserting_before(mine):
                 weight = graph.get_attr(self.found.weights[key])
-                rounded = graph.call_method("weight", (self.rounding, weight, number))
+                rounded = graph.call_method("round_weight", (self.rounding, weight, number))
             location = f"a weight of layer {layer.meta[fx.OP_NAME]!r}"
             for node in (weight, rounded):
                 node.meta = {"val": mine.meta["val"], PLACE: location}

@@ -235,8 +235,8 @@ def coco_record(root: object) -> RecordDataset:
     """
     file = str(check_existing_file("COCORecord: root", root))
     first = next(iter(RecordDataset("COCORecord", (file,), Record.parse_example)), None)
-    classes = () if first is None else first.integers("image/object/class/label")
-    names = () if first is None else first.texts("image/object/class/text")
+    classes = () if first is None else first.read_integers("image/object/class/label")
+    names = () if first is None else first.read_texts("image/object/class/text")
     if not len(classes) and not len(names):
         raise DataError(
             f"COCORecord: the first record of {file} has no classes of objects; expected the "

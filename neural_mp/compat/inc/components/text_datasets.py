@@ -292,7 +292,7 @@ def _read_questions(
             f"{squad.get('version')!r}; set e.g. dev-v1.1.json"
         )
     first = next(iter(RecordDataset(name, (file,), Record.parse_example)), None)
-    if first is None or not all(len(first.integers(feature)) for feature in FEATURES):
+    if first is None or not all(len(first.read_integers(feature)) for feature in FEATURES):
         raise DataError(
             f"{name}: root: the first record of {file} must have the features "
             f"{', '.join(FEATURES)}; write the file with create_tf_record.py of INC's example"

@@ -113,7 +113,7 @@ def convert(
     trained = getattr(model, _TRAINED, None)
     if trained is not None:
         result = finish(trained.simulated_module())
-        trained.remove()
+        trained.remove_hooks()
         delattr(model, _TRAINED)
         return get_own_module(result)
     prepared = getattr(model, _PREPARED, None)
