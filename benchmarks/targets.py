@@ -36,8 +36,7 @@ from benchmarks.accelerators.shipped import SHIPPED
 from benchmarks.peers import amd_quark
 from benchmarks.real.case import Batches, Case
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit, audit_file
-from neural_mp.adaptors.onnxrt.targets.simulation import simulate_file
+from neural_mp.adaptors.onnxrt.targets.audit.file_audit import FileAudit, audit_file, simulate_file
 from neural_mp.runs.report import Report
 from neural_mp.targets import load_profile
 

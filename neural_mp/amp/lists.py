@@ -62,10 +62,6 @@ class FourLists:
             self.allow | moved, self.deny - moved, self.infer - moved, self.clear - moved
         )
 
-    def denying_infer(self) -> FourLists:
-        """Return the lists with all of INFER moved to DENY."""
-        return FourLists(self.allow, self.deny | self.infer, frozenset(), self.clear)
-
     def edited(self, edits: Iterable[ListEdit]) -> FourLists:
         """Return the lists after edits: first all removals, then all additions.
 

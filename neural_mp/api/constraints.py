@@ -370,7 +370,10 @@ def edit_lists(
     originals = [lists[p] for p in used]
     edited = {p: lists[p].edited(_list_relevant_edits(lists[p], edits, originals)) for p in used}
     if amp.infer_as_deny:
-        edited = {p: four_lists.denying_infer() for p, four_lists in edited.items()}
+        edited = {
+            p: FourLists(own.allow, own.deny | own.infer, frozenset(), own.clear)
+            for p, own in edited.items()
+        }
     return lists | edited, warnings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -153,7 +154,9 @@ def make_effort_limits(options: Options) -> EffortLimits:
     effort = Effort(options.effort)
     has_timeout = effort is Effort.NORMAL and bool(options.exit_policy.timeout)
     limits = EFFORT_LIMITS[effort]
-    return limits if options.is_set("effort") and not has_timeout else limits.without_bound()
+    if options.is_set("effort") and not has_timeout:
+        return limits
+    return replace(limits, multiple=math.inf, extra_seconds=math.inf)
 
 
 def choose_measurement_data(

@@ -97,12 +97,12 @@ def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, 
 
     Kernels of quantize-agnostic or fused ops do not count, since they gain nothing alone.
     """
-
-    def is_emulated(precision: Precision) -> bool:
+    emulated = []
+    for precision in space.usable_precisions:
         begin = [space.capabilities[op] for op in space.tunable_ops if space.choice(op, precision)]
-        return hardware.support(precision).native and all(precision in c.emulated for c in begin)
-
-    return tuple(filter(is_emulated, space.usable_precisions))
+        if hardware.support(precision).native and all(precision in c.emulated for c in begin):
+            emulated.append(precision)
+    return tuple(emulated)
 
 
 def warn_idle_precisions(

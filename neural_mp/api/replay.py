@@ -78,9 +78,11 @@ class OpenedPlan:
         """
         measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
         footprints = Footprints(self.tunable, measurement.inputs)
-        speed = UNMEASURED
+        speed, costs = UNMEASURED, None
         if self.accelerator is None:
             speed = compare_latency(*measurement.measure_rounds([self.loaded, converted]))
+        else:
+            costs = TargetCosts(self.accelerator, *self.tunable.count_op_work(measurement.inputs))
         FREED.return_memory()
         space = self.tunable.space
         report = Report(
@@ -95,9 +97,7 @@ class OpenedPlan:
             op_counts=count_ops(space.graph, self.resolved.effective),
             conversions=converted.conversions,
             warnings=(*self.warnings, *measurement.contention.contention_warnings),
-            accelerator=estimate_accelerator_figures(
-                self._make_target_costs(measurement.inputs), space.graph, self.resolved.plan
-            ),
+            accelerator=estimate_accelerator_figures(costs, space.graph, self.resolved.plan),
         )
         FREED.return_memory()
         return OptimizedModel(
@@ -107,11 +107,6 @@ class OpenedPlan:
             observations=self.tunable.observations,
             planned=list_effective_ops(space, self.resolved),
         )
-
-    def _make_target_costs(self, inputs: object) -> TargetCosts | None:
-        if self.accelerator is None:
-            return None
-        return TargetCosts(self.accelerator, *self.tunable.count_op_work(inputs))
 
 
 def convert_with_plan(

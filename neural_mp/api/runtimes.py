@@ -378,7 +378,9 @@ class RuntimeChoice:
                 return []
             tunable = model.in_space(space.restricted_to(low))
             if Precision.INT8 in low:
-                tunable = tunable.with_calibration(self._smallest_batch())
+                # Ranges hardly change the latency, whatever their samples.
+                batches = [*islice(self.calibration.iterate_inputs(), 1), self.measurement.inputs]
+                tunable = tunable.with_calibration([min(batches, key=batch_size_of)])
         except Exception:
             # A plan of the search may work where these do not.
             logger.debug("no lower precision in %s", model.adaptor.framework, exc_info=True)
@@ -390,15 +392,6 @@ class RuntimeChoice:
         resolved = dict.fromkeys(map(space.resolve, plans))
         forms = [self._convert_by(tunable, plan) for plan in resolved]
         return [form for form in forms if form is not None]
-
-    def _smallest_batch(self) -> list[Any]:
-        """Return the smaller of the first calibration batch and the timed batch.
-
-        Ranges hardly change the latency, whatever their samples.
-        """
-        assert self.calibration is not None
-        batches = [*islice(self.calibration.iterate_inputs(), 1), self.measurement.inputs]
-        return [min(batches, key=batch_size_of)]
 
     def _convert_by(self, model: AnyTunableModel, plan: ResolvedPlan) -> _LowModel | None:
         """Return a converted model that ran once; None for an all-FP32 plan, or if it fails."""

@@ -10,7 +10,7 @@ from neural_mp.api.input_data import read_file_batches
 from neural_mp.targets import load_profile
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit
+    from neural_mp.adaptors.onnxrt.targets.audit.file_audit import FileAudit
 
 #: Samples that are emulated, by default: seconds each.
 SAMPLES = 4
@@ -35,7 +35,7 @@ def audit_file(
         ConversionError: the compiler gave no result within its limit.
     """
     require_framework("onnxrt", "audits of files for accelerators")
-    from neural_mp.adaptors.onnxrt.targets import file_audit
+    from neural_mp.adaptors.onnxrt.targets.audit import file_audit
 
     inputs = None if data is None else (batch for batch, _ in read_file_batches(data, 1, samples))
     return file_audit.audit_file(Path(path), load_profile(target), inputs, samples)

@@ -23,7 +23,7 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_m
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.loaded_model import AnyModel
-    from neural_mp.adaptors.onnxrt.targets.file_audit import FileAudit
+    from neural_mp.adaptors.onnxrt.targets.audit.file_audit import FileAudit
     from neural_mp.api.explain import Explanation
     from neural_mp.api.optimized_model import OptimizedModel
     from neural_mp.core.graph import Op
@@ -211,12 +211,10 @@ def explain(
     explained_op, explanations = explain_op(
         loaded, op, precisions, plan or _plan_of_noise(record), target
     )
-    rows = {
-        p: (explanation.list, explanation.runs_in, explanation.reason)
-        for p, explanation in explanations.items()
-    }
+    rows = {p: (item.list, item.runs_in, item.reason) for p, item in explanations.items()}
     out.show_table(build_explanation_table(explained_op, rows))
-    noise = _get_stage_noise(record)
+    ending = None if record is None else record.ending
+    noise = None if ending is None else ending.report.stage_noise
     text = "" if noise is None else format_stage_levels(noise, explained_op.name)
     if text:
         out.show_line(f"SQNR of its result against FP32: {text}")
@@ -271,10 +269,6 @@ def _plan_of_noise(record: RunRecord | None) -> PrecisionPlan | None:
         return None
     trained = [trial for trial in record.trials if trial.trained]
     return trained[-1].plan if trained else record.ending.plan
-
-
-def _get_stage_noise(record: RunRecord | None) -> StageNoise | None:
-    return None if record is None or record.ending is None else record.ending.report.stage_noise
 
 
 def _make_explanation_document(

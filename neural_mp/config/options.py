@@ -475,7 +475,7 @@ class Options:
         'evaluation; or [several machines](clusters.md): `"ray:10.0.0.1:6379"`, or a dict with '
         "`engine`, `address`, `count` and `threads`",
         "tuning.workers",
-        in_file=values.parse_workers,
+        in_file=values.WORKERS,
         flag="Workers: a number of processes, ray or ray:HOST:PORT; default: from the YAML.",
         shown=True,
     )

@@ -35,6 +35,7 @@ from neural_mp.util.validators import (
     is_finite,
     is_integer,
     json_schema,
+    keep_original_value,
     one_of,
     validate_at,
     values_matching,
@@ -194,12 +195,6 @@ def parse_approach(value: object) -> str | None:
     """Validate an INT8 approach, ours or INC's; None for INC's that allows all."""
     name = _APPROACH(value)
     return INT8_APPROACHES.get(name, name)
-
-
-def parse_workers(value: object) -> Any:
-    """Validate workers; the value stays as written."""
-    read_workers(_WORKERS(value))
-    return value
 
 
 def parse_amount(value: Any) -> float:
@@ -397,3 +392,4 @@ _WORKERS = values_matching(
     "a whole number from 1, an engine such as ray:10.0.0.1:6379, or a mapping with engine, count",
     lambda value: isinstance(value, str) or _is_named(value) or (is_integer(value) and value >= 1),
 )
+WORKERS = keep_original_value(lambda value: read_workers(_WORKERS(value)))

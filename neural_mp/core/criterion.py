@@ -224,10 +224,6 @@ class Deadline:
         """Whether the time limit passed."""
         return self.seconds > 0 and time.monotonic() - self.started > self.seconds
 
-    def or_earlier(self, other: Deadline) -> Deadline:
-        """Return the other deadline if it ends before this one, else this one."""
-        return other if other.end_time < self.end_time else self
-
     @property
     def end_time(self) -> float:
         """The end on the monotonic clock; infinite without a limit."""

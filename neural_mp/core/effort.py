@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from neural_mp.core.criterion import Deadline
@@ -41,10 +41,6 @@ class EffortLimits:
     duration: float = 1.0
     patience: float = 6.0
     low_precision_runtimes: int = 2
-
-    def without_bound(self) -> EffortLimits:
-        """Return the same limits of measurements, without a limit of the whole run."""
-        return replace(self, multiple=math.inf, extra_seconds=math.inf)
 
     def start_deadline(self, known_seconds: float) -> Deadline:
         """Return the deadline of a run from now on, by its seconds so far."""

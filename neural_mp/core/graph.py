@@ -32,8 +32,7 @@ class Layer(NamedTuple):
     type: str
 
 
-def _parse_layer(value: object) -> Layer:
-    return Layer(*tuple_of(string, string)(value))
+_Layer = Annotated[Layer, lambda value: Layer(*tuple_of(string, string)(value))]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Op(JsonFields):
     channel_scales: bool = False
     quantizes_terms: bool = False
     weights: Count = 0
-    layers: tuple[Annotated[Layer, _parse_layer], ...] = ()
+    layers: tuple[_Layer, ...] = ()
     source_precision: Precision = Precision.FP32
     # None of these fields changes which plans exist: digests of spaces are of `repr`.
     widened: bool = field(default=False, repr=False)

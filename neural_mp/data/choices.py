@@ -109,8 +109,10 @@ class MultipleChoiceDataset:
                 break
             question, texts, right = self._check_entry(origin, entry)
             for index, text in enumerate(texts):
+                both = question + self.delimiter + text, question.rstrip()
                 with convert_tokenizer_errors(folder):
-                    whole, start = _encode_pair(tokenizer, question, self.delimiter + text)
+                    tokens, prompt = (_strip_end_tokens(tokenizer.encode(part)) for part in both)
+                whole, start = np.array(tokens, np.int64), len(prompt)
                 check_vocabulary(whole, folder)
                 if not 0 < start < len(whole):
                     raise DataError(
@@ -158,13 +160,6 @@ class MultipleChoiceDataset:
             "tokens": labels,
             **dict(zip(("question", "correct", "characters"), map(np.int64, figures), strict=True)),
         }
-
-
-def _encode_pair(tokenizer: Any, question: str, answer: str) -> tuple[np.ndarray, int]:
-    """Return the tokens of both, and the number of those of the question."""
-    prompt = question.rstrip()
-    whole, context = (_strip_end_tokens(tokenizer.encode(t)) for t in (question + answer, prompt))
-    return np.array(whole, np.int64), len(context)
 
 
 def _strip_end_tokens(encoding: Any) -> list[int]:

@@ -171,12 +171,8 @@ def own_files(folder: Path, manifest: str, read_digests: ReadDigests) -> set[Pat
 
 def _is_plain_file(folder: Path, path: Path) -> bool:
     """Whether a path inside a folder leads to a file by no link."""
-    return (folder / path).is_file() and not _crosses_link(folder, path)
-
-
-def _crosses_link(folder: Path, path: Path) -> bool:
-    """Whether a path inside a folder, or one of its parents there, is a link."""
-    return any((folder / part).is_symlink() for part in _with_parents(path))
+    crosses_link = any((folder / part).is_symlink() for part in _with_parents(path))
+    return not crosses_link and (folder / path).is_file()
 
 
 def _with_parents(path: Path) -> list[Path]:

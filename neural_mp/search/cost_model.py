@@ -232,11 +232,11 @@ def _cost_per_conversion(space: TuningSpace, figures: CostInputs) -> Callable[[s
         return lambda tensor: estimate
     least, per_element, measured = times.conversion, times.per_element, times.conversions
 
-    def estimate_tensor_cost(name: str) -> float:
-        estimate = least + per_element * figures.values.get(name, 0.0)
-        return importance * measured.get(name, estimate) / whole
-
-    return estimate_tensor_cost
+    return lambda tensor: (
+        importance
+        * measured.get(tensor, least + per_element * figures.values.get(tensor, 0.0))
+        / whole
+    )
 
 
 def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:

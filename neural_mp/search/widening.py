@@ -186,7 +186,7 @@ class _Widening:
         if is_weight:
             bits = _get_weight_bits(self.choices[name][self.level[name]])
             level = self._find_first_level(
-                name, lambda c: bits is not None and _wider_weight(c, bits)
+                name, lambda c: bits is not None and _is_wider(_get_weight_bits(c), bits)
             )
             return {} if level is None else {name: level}
         tensor = self.figures.tensors[int(name)]
@@ -196,22 +196,21 @@ class _Widening:
         raised: dict[str, int] = {}
         for op in tensor.ops:
             if _get_activation_bits(self.choices[op][self.level[op]]) == narrowest:
-                level = self._find_first_level(op, lambda c: _wider_activation(c, narrowest))
+                level = self._find_first_level(
+                    op, lambda c: _is_wider(_get_activation_bits(c), narrowest)
+                )
                 if level is None:
                     return {}
                 raised[op] = level
         return raised
 
     def _find_first_level(self, op: str, wider: Callable[[OpConfig], bool]) -> int | None:
-        takes_float = self.takes_float or not self._has_wider_integers(op)
+        # Of an op with integers of one width, float is the next level.
+        widths = {_get_activation_bits(config) for config in self.choices[op]} - {None}
+        takes_float = self.takes_float or len(widths) < 2
         count = sum(takes_float or c.activation is not None for c in self.choices[op])
         levels = range(self.level[op] + 1, count)
         return next((level for level in levels if wider(self.choices[op][level])), None)
-
-    def _has_wider_integers(self, op: str) -> bool:
-        """Whether an op has integers of several widths, so that float is not the next one."""
-        bits = {_get_activation_bits(config) for config in self.choices[op]} - {None}
-        return len(bits) > 1
 
     def _step_effect(self, raised: Mapping[str, int]) -> tuple[float, float]:
         """Return the noise removed by a step, and the cost added."""
@@ -254,13 +253,6 @@ def _get_weight_bits(config: OpConfig) -> int | None:
     return None if config.weight is None else config.weight.dtype.bits
 
 
-def _wider_weight(config: OpConfig, bits: int) -> bool:
-    """Whether the weight of a config has more bits, or is float."""
-    own = _get_weight_bits(config)
-    return own is None or own > bits
-
-
-def _wider_activation(config: OpConfig, bits: int) -> bool:
-    """Whether the activations of a config have more bits, or are float."""
-    own = _get_activation_bits(config)
+def _is_wider(own: int | None, bits: int) -> bool:
+    """Whether the bits of a config are more than others; None for float, the widest."""
     return own is None or own > bits

@@ -133,16 +133,15 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
     """
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
 
-    def list_unslowed_configs(op: str) -> Iterable[OpConfig]:
-        if op not in times:
-            return problem.space.choices(op)
-        return (config for config, _ in _no_slower_than_bf16(problem, op, times[op]))
-
     return _build_cost_knapsack(
         problem,
         problem.probe.weight_noise(),
         lambda op, config: problem.space.graph[op].weights * count_weight_bits(config) / 8,
-        list_unslowed_configs,
+        lambda op: (
+            [config for config, _ in _no_slower_than_bf16(problem, op, times[op])]
+            if op in times
+            else problem.space.choices(op)
+        ),
     )
 
 

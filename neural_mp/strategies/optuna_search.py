@@ -71,7 +71,8 @@ class OptunaStrategy(Strategy):
         study = _Study(problem.space, sampler, self.repeats)
         best, without_gain = inf, 0
         while without_gain < _MAX_TRIALS_WITHOUT_GAIN:
-            drawn = study.draw_plans(self.round_size)
+            draws = (study.draw_plan() for _ in range(self.round_size))
+            drawn = [draw for draw in draws if draw is not None]
             if not drawn:
                 return
             trials = yield [plan for _, plan in drawn]
@@ -101,16 +102,12 @@ class _Study:
         self._in_order = iterate_combinations(list(self._levels.values()))
         self._drawn: set[Combination] = set()
 
-    def draw_plans(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
-        """Return `count` new plans, or fewer if no more are left."""
-        draws = (self._draw_one() for _ in range(count))
-        return [draw for draw in draws if draw is not None]
-
     def report_value(self, draw: optuna.Trial, value: float) -> None:
         """Report the objective value of a draw."""
         self._study.tell(draw, value)
 
-    def _draw_one(self) -> tuple[optuna.Trial, PrecisionPlan] | None:
+    def draw_plan(self) -> tuple[optuna.Trial, PrecisionPlan] | None:
+        """Return a new plan; None if no more are left."""
         from optuna.trial import TrialState
 
         repeated = 0

@@ -9,7 +9,6 @@ from math import log
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.trial import Trial
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import (
     LEAST_FALL_RATIO,
@@ -75,7 +74,8 @@ class Widening(Strategy):
             if trial.meets_accuracy:
                 return
             trials -= 1
-            if _loses_less(trial, narrowest):
+            loss, reference = trial.loss, narrowest.loss
+            if loss is not None and reference is not None and loss < reference:
                 narrowest = trial
             else:
                 corrections = _Corrections(figures)
@@ -134,13 +134,6 @@ def _choose_corrections(
     return corrected
 
 
-def _loses_less(trial: Trial, reference: Trial) -> bool:
-    """Whether a trial is known to lose less than another."""
-    if trial.loss is None or reference.loss is None:
-        return False
-    return trial.loss < reference.loss
-
-
 def _list_offered_algorithms(
     space: TuningSpace, algorithms: Mapping[str, CalibrationAlgorithm]
 ) -> dict[str, CalibrationAlgorithm]:
@@ -173,8 +166,10 @@ def _try_path(
     """
     missed, met = 0, len(path)
     for remaining in reversed(range(trials)):
-        if met - missed <= 1 or _gains_little(path, missed, met):
+        if met - missed <= 1:
             return
+        if met < len(path) and path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost:
+            return  # the cheapest plan that was not tried is hardly cheaper than the one that met
         index = _choose_next_index(path, missed, met, loss, problem.tolerance)
         if not remaining and met == len(path):
             index = met - 1
@@ -183,13 +178,6 @@ def _try_path(
             met = index
         else:
             missed, loss = index, trial.loss
-
-
-def _gains_little(path: Sequence[WidthPlan], missed: int, met: int) -> bool:
-    """Whether the cheapest plan that was not tried is hardly cheaper than the one that met."""
-    if met == len(path):
-        return False
-    return path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost
 
 
 def _choose_next_index(

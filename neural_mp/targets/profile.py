@@ -40,10 +40,6 @@ REWRITES = ("erf_to_gelu", "layer_norm", "mask_clip")
 _DOCS = "docs/targets.md"
 
 
-def _parse_op_types(value: object) -> frozenset[str]:
-    return frozenset(list_of(short_string, "a list of op types")(value))
-
-
 def _parse_schema(value: object) -> int:
     if integer(value) != SCHEMA:
         raise invalid_value_error(f"{SCHEMA}, the version that this release reads", value)
@@ -57,12 +53,13 @@ def _parse_opsets(value: object) -> tuple[int, int]:
     return bounds[0], bounds[1]
 
 
-def _parse_granularity(value: object) -> Granularity:
-    allowed = (Granularity.PER_CHANNEL.value, Granularity.PER_TENSOR.value)
-    return Granularity(one_of(allowed)(value))
-
-
-_OpTypes = Annotated[frozenset[str], _parse_op_types]
+_OpTypes = Annotated[
+    frozenset[str], lambda value: frozenset(list_of(short_string, "a list of op types")(value))
+]
+_Granularity = Annotated[
+    Granularity,
+    lambda value: Granularity(one_of((Granularity.PER_CHANNEL, Granularity.PER_TENSOR))(value)),
+]
 _Name = Annotated[str, short_string]
 _Factor = Annotated[float, positive_float]
 _ScaleRule = Annotated[str, one_of(("any", "power_of_two"))]
@@ -106,7 +103,7 @@ class Weights(_Part):
     """
 
     types: tuple[QuantDType, ...]
-    granularity: Annotated[Granularity, _parse_granularity]
+    granularity: _Granularity
     per_tensor: _OpTypes = frozenset()
     scale: _ScaleRule = "any"
     by_op: Mapping[_Name, QuantDType] = field(default_factory=dict)

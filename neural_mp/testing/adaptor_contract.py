@@ -123,11 +123,9 @@ class AdaptorContract(OnDigits):
         if not adaptor.offers("trace_kernels"):
             pytest.skip(f"{cls.framework} does not say which kernels ran")
 
-        def audit_plan(plan: PrecisionPlan) -> Audit:
-            planned = list_effective_ops(space, space.resolve(plan))
-            return audit_model(LoadedModel(adaptor, convert(plan)), planned)
-
-        return audit_plan
+        return lambda plan: audit_model(
+            LoadedModel(adaptor, convert(plan)), list_effective_ops(space, space.resolve(plan))
+        )
 
     def test_the_adaptor_is_found_from_the_model(self, adaptor):
         assert adaptor.framework == self.framework

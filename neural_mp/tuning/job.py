@@ -139,7 +139,8 @@ class TuningJob:
         """
         limits = self.measurement.limits
         seconds = log.seconds.get("calibrate", 0.0) + fp32_seconds
-        earliest = deadline.or_earlier(limits.start_deadline(seconds))
+        bounded = limits.start_deadline(seconds)
+        earliest = min(deadline, bounded, key=lambda item: item.end_time)
         if earliest is not deadline:
             log.report_limit(earliest.seconds, limits.effort)
         return earliest

@@ -31,7 +31,6 @@ from neural_mp.runs.report import (
     RunEnd,
     RunRecord,
     RunStart,
-    RuntimeHint,
     count_ops,
 )
 from neural_mp.search.corrections import apply_correction_nsr, choose_best_corrections
@@ -230,7 +229,8 @@ class TuningResult:
 
 def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     """Return the figures of a result except its accuracy, and end the log of the run."""
-    speed, effective = selection.speed.ratio, selection.plan.effective
+    speed, seconds = selection.speed.ratio, selection.speed.baseline
+    effective = selection.plan.effective
     if speed is not None and speed.high < 1:
         log.add_warning(_make_slowdown_warning(job, speed))
     for warning in job.measurement.contention.contention_warnings:
@@ -264,13 +264,8 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         accelerator=estimate_accelerator_figures(
             job.target_costs, job.space.graph, selection.plan.plan, log.width_sqnr_db
         ),
-        hint=_make_runtime_hint(job, selection, log),
+        hint=None if job.hint is None or seconds is None else job.hint(log.seconds, seconds),
     )
-
-
-def _make_runtime_hint(job: TuningJob, selection: Selection, log: RunLog) -> RuntimeHint | None:
-    seconds = selection.speed.baseline
-    return None if job.hint is None or seconds is None else job.hint(log.seconds, seconds)
 
 
 def estimate_accelerator_figures(

@@ -185,15 +185,10 @@ def _build_traceback(frames: Sequence[Frame]) -> TracebackType | None:
     """Return a traceback of frames that only have locations."""
     trace: TracebackType | None = None
     for filename, name, line in reversed(frames):
-        code = _stand_in.__code__.replace(
-            co_filename=filename, co_name=name, co_firstlineno=max(line, 1)
-        )
+        stand_in = (lambda: sys._getframe()).__code__
+        code = stand_in.replace(co_filename=filename, co_name=name, co_firstlineno=max(line, 1))
         if sys.version_info >= (3, 11):  # shown in tracebacks since 3.11
             code = code.replace(co_qualname=name)
         frame: FrameType = FunctionType(code, {"sys": sys})()
         trace = TracebackType(trace, frame, -1, line)
     return trace
-
-
-def _stand_in() -> FrameType:
-    return sys._getframe()

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from neural_mp.testing.graph_check import Outcome
+from neural_mp.testing.graphs.graph_check import Outcome
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -41,13 +41,13 @@ def _outcomes(options: argparse.Namespace) -> dict[int, tuple[Any, Outcome]]:
     """Return seed → graph and outcome of its conversion."""
     seeds = range(options.seed, options.seed + options.count)
     if options.framework == "onnx":
-        from neural_mp.testing.onnx_graphs import check_graph, compare_ops_of, drawn_graph
+        from neural_mp.testing.graphs.onnx_graphs import check_graph, compare_ops_of, drawn_graph
 
         graphs = {seed: drawn_graph(seed, options.kind) for seed in track(seeds, "Drawing")}
         compare_ops_of(track(list(graphs.values()), "Loading"))
         converting = track(graphs.items(), "Converting")
         return {seed: (graph, check_graph(graph)) for seed, graph in converting}
-    from neural_mp.testing import tensorflow_graphs
+    from neural_mp.testing.graphs import tensorflow_graphs
 
     outcomes = {}
     for seed in track(seeds, "Converting"):

@@ -12,15 +12,19 @@ import onnxruntime as ort
 import pytest
 from qdq_models import gated_net, node_of, normalized_net, put_constant, sample
 
-from neural_mp.adaptors.onnxrt.targets import qnn_audit
-from neural_mp.adaptors.onnxrt.targets.findings import Rule
-from neural_mp.adaptors.onnxrt.targets.qnn_audit import (
+from neural_mp.adaptors.onnxrt.targets.audit import qnn_audit
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import (
     MIN_SQNR_DB,
     audit_by_qnn,
     check_installation,
     find_first_deviation,
 )
-from neural_mp.adaptors.onnxrt.targets.qnn_kernels import KernelRow, read_graphs, recover_onnx_name
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_kernels import (
+    KernelRow,
+    read_graphs,
+    recover_onnx_name,
+)
+from neural_mp.adaptors.onnxrt.targets.audit.structural_audit import Rule
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.targets import load_profile
 

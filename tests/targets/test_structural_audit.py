@@ -11,8 +11,7 @@ import pytest
 from onnx import helper
 from qdq_models import constant_of, gated_net, node_of, pairs_of, put_constant
 
-from neural_mp.adaptors.onnxrt.targets.findings import Rule
-from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
+from neural_mp.adaptors.onnxrt.targets.audit.structural_audit import Rule, check_structure
 from neural_mp.targets import TargetProfile, load_profile
 from neural_mp.targets.profile import ALIASES, profile_names
 

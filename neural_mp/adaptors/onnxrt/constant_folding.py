@@ -218,12 +218,14 @@ def _attach_lazy_value(
         return
     isolated = _isolate_nodes(program, nodes, [value])
 
-    def compute_value() -> ir.TensorProtocol:
-        (array,) = Runner(isolated, folder, level=PLAIN)({}, [str(isolated.graph.outputs[0].name)])
-        return ir.tensor(array, dtype=dtype)
-
     value.dtype, value.shape = dtype, shape
-    value.const_value = ir.LazyTensor(compute_value, dtype=dtype, shape=shape, name=value.name)
+    result = str(isolated.graph.outputs[0].name)
+    value.const_value = ir.LazyTensor(
+        lambda: ir.tensor(Runner(isolated, folder, level=PLAIN)({}, [result])[0], dtype=dtype),
+        dtype=dtype,
+        shape=shape,
+        name=value.name,
+    )
     for node in nodes:
         if not any(result.is_graph_output() for result in node.outputs):
             node.meta[_CONSTANT] = True

@@ -197,19 +197,19 @@ def _iterate_candidate_shapes(given: Sequence[Dims]) -> Iterator[list[list[Shape
             for dims in given
         ]
         rank = max(map(len, whole))
+        smaller = [
+            [size if size <= _MAX_SIZE else _REMAINDER_OF + size % _REMAINDER_OF for size in shape]
+            for shape in whole
+        ]
         reduced = [
             tuple(
                 min(size, _FIRST_SIZE) if rank > 2 and len(shape) == rank and not axis else size
-                for axis, size in enumerate(map(_reduce_size, shape))
+                for axis, size in enumerate(shape)
             )
-            for shape in whole
+            for shape in smaller
         ]
         alternatives = [reduced, whole] if whole != reduced else [whole]
         yield [shapes for shapes in alternatives if max(map(math.prod, shapes)) <= _MAX_ELEMENTS]
-
-
-def _reduce_size(size: int) -> int:
-    return size if size <= _MAX_SIZE else _REMAINDER_OF + size % _REMAINDER_OF
 
 
 def _choose_convolution_shapes(node: ir.Node) -> tuple[list[list[list[Shape]]], int]:

@@ -17,7 +17,7 @@ from neural_mp.adaptors.openvino.files import loading, storage
 from neural_mp.adaptors.openvino.graph.edit import iterate_nested_graphs
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph, rename_ops, with_streams
-from neural_mp.adaptors.openvino.ops import Role, has_role, types_by_kind
+from neural_mp.adaptors.openvino.ops import TYPES, Role, has_role
 from neural_mp.adaptors.openvino.runtime import ov
 from neural_mp.core.hardware import Hardware
 
@@ -28,7 +28,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     framework = "openvino"
     title = "OpenVINO"
     packages = ("openvino",)
-    op_kinds = types_by_kind()
+    op_kinds = TYPES
     op_outputs = optional.OpOutputs(
         observe.build_observable_graph, observe.make_op_outputs, observe.first_non_finite
     )

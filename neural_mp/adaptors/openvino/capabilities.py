@@ -135,8 +135,10 @@ def _obstacle_of_layer(node: ov.Node) -> str | None:
         if weight.ndim != 2:
             return "the weight must be a matrix for the integer kernel"
     else:
-        if has_role(node, Role.TRANSPOSED) and _leaves_gaps(node, weight.shape[2:]):
-            return "OpenVINO computes other values where the strides exceed the kernel"
+        if has_role(node, Role.TRANSPOSED):
+            strides = zip(node.get_attributes()["strides"], weight.shape[2:], strict=True)
+            if any(stride > size for stride, size in strides):
+                return "OpenVINO computes other values where the strides exceed the kernel"
         if get_op_row(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
             return "the integer kernels by channel have at most two spatial axes"
         if has_one_position(node.input_value(0)) and weight.size < _LEAST_WEIGHTS:
@@ -144,12 +146,6 @@ def _obstacle_of_layer(node: ov.Node) -> str | None:
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
     return None
-
-
-def _leaves_gaps(node: ov.Node, kernel: tuple[int, ...]) -> bool:
-    """Whether some results of a transposed convolution are computed from no product."""
-    strides = node.get_attributes()["strides"]
-    return any(stride > size for stride, size in zip(strides, kernel, strict=True))
 
 
 def _is_scaled_by_constant(node: ov.Node) -> bool:

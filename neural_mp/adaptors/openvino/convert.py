@@ -8,9 +8,10 @@ INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits, or the model a hin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -57,7 +58,6 @@ from neural_mp.adaptors.openvino.graph.integer_weights import (
     is_table,
     make_weight_matrix,
     put_matrix,
-    rounded_weights,
     rows_of_table,
     set_input_group,
 )
@@ -93,6 +93,8 @@ SCALED = "/scaled_inputs"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
 _F32 = ov.Type.f32
+#: Graph → name of a layer, largest integer → its rounded weight, for conversions to other plans.
+_ROUNDED: MutableMapping[ov.Model, dict[tuple[str, int], Rounded]] = WeakKeyDictionary()
 #: Precision of an op → the element type that it is written in.
 _TYPES = {
     Precision.FP32: _F32,
@@ -111,7 +113,7 @@ def convert_graph(
     program = model.program.clone()
     graph = graph_structure(program, model.rejected_ops)
     writer = _TensorWriter(graph, plan, ranges, _unshifted_scale_owners(graph, plan))
-    rounded = rounded_weights(model.program)
+    rounded = _ROUNDED.setdefault(model.program, {})
     weights = _WeightWriter(graph, plan, model.grouped, writer.owners, rounded)
     if groups := weights.list_input_groups():
         set_input_group(program, min(groups))

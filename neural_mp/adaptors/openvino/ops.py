@@ -200,12 +200,11 @@ def has_role(node: ov.Node, role: Role) -> bool:
     return bool(get_op_row(node).role & role)
 
 
-def types_by_kind() -> dict[str, tuple[str, ...]]:
-    """Return kind in the four lists → op types."""
-    kinds = dict.fromkeys(row.kind for row in OPS.values() if row.kind is not None)
-    return {kind: tuple(op for op, row in OPS.items() if row.kind == kind) for kind in kinds}
-
-
+#: Kind in the four lists → op types.
+TYPES: Mapping[str, tuple[str, ...]] = {
+    kind: tuple(op for op, row in OPS.items() if row.kind == kind)
+    for kind in dict.fromkeys(row.kind for row in OPS.values() if row.kind is not None)
+}
 #: Types of kernels in a compiled model with integer variants: of products, of all layers, of all.
 PRODUCT_KERNELS = frozenset({"FullyConnected", "MatMul"})
 LAYER_KERNELS = PRODUCT_KERNELS | {"Convolution", "Deconvolution"}

@@ -50,7 +50,9 @@ def time_ops(model: OpenVinoModel, inputs: object, runs: int) -> dict[str, list[
         averages.append(runner.microseconds())
     for kernel, means in zip(runner.executed_kernels(), zip(*averages, strict=True), strict=True):
         if any(means):
-            op = _find_computing_op(model, kernel)
+            ops = list(_iterate_kernel_ops(model, kernel))
+            computing = (op for op in ops if not has_role(model.structure.nodes[op], Role.MOVING))
+            op = next(computing, ops[0] if ops else None)
             op = kernel.type if op is None else model.structure.layer_of.get(op, op)
             durations = seconds.setdefault(op, [0.0] * runs)
             for run, microseconds in enumerate(separate_single_runs(means)):
@@ -148,13 +150,6 @@ def _iterate_kernel_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
         op = model.ops.get(name, name)
         if op in model.structure.nodes:
             yield op
-
-
-def _find_computing_op(model: OpenVinoModel, kernel: Kernel) -> str | None:
-    """Return the first op of a kernel that does not only move values, else the first; or None."""
-    ops = list(_iterate_kernel_ops(model, kernel))
-    computing = (op for op in ops if not has_role(model.structure.nodes[op], Role.MOVING))
-    return next(computing, ops[0] if ops else None)
 
 
 def _parse_traced_kernel(kernel: Kernel, *, quantized: bool) -> TracedKernel:

@@ -160,11 +160,12 @@ def observe_tensors(
     model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor name and summary of values, for the named tensors in every batch."""
-
-    def summarize_values(values: Array, node: Node) -> BatchStats | None:
-        return summarized(values, _find_channel_axis(node, values.ndim))
-
-    return _watch_tensors(model, batches, tensors, summarize_values)
+    return _watch_tensors(
+        model,
+        batches,
+        tensors,
+        lambda values, node: summarized(values, _find_channel_axis(node, values.ndim)),
+    )
 
 
 def observe_values(

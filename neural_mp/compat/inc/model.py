@@ -264,10 +264,11 @@ def evaluate_on_graphs(
 
     A `tf.Graph` if the source is one, and for an accelerator the ONNX message.
     """
-    if function is not None and target not in TARGETS and _is_onnx(source):
+    suffix = Path(source).suffix if isinstance(source, str | Path) else ""
+    is_message = hasattr(source, "graph") and hasattr(source, "SerializeToString")
+    if function is not None and target not in TARGETS and (suffix == ".onnx" or is_message):
         return _evaluate_on_messages(function)
-    is_file = isinstance(source, str | Path) and Path(source).suffix == ".pb"
-    is_graph = is_file or hasattr(source, "get_tensor_by_name") or hasattr(source, "node")
+    is_graph = suffix == ".pb" or hasattr(source, "get_tensor_by_name") or hasattr(source, "node")
     if function is None or not is_graph:
         return function
     evaluate = function
@@ -277,12 +278,6 @@ def evaluate_on_graphs(
         return evaluate(import_graph(model.graph_def))
 
     return evaluate_graph
-
-
-def _is_onnx(source: object) -> bool:
-    if isinstance(source, str | Path):
-        return Path(source).suffix == ".onnx"
-    return hasattr(source, "graph") and hasattr(source, "SerializeToString")
 
 
 def _evaluate_on_messages(evaluate: Callable[[Any], float]) -> Callable[[Any], float]:

@@ -305,18 +305,16 @@ class MeasuringProbe(Probe):
         if seconds is not None:
             return seconds
         resolved = [self.job.space.resolve(without_reconstruction(plan)) for plan in plans]
+        measurement, rounds = self.job.measurement, self.effort.whole_runs
         rough = self._whatever_the_time(
             f"first latencies {_digest_plans(resolved)}",
             list_of(optional(number)),
-            lambda: self._measure_rough_latencies(resolved),
+            lambda: self._in_turn(
+                [self._converted_or_none(plan) for plan in resolved],
+                lambda sound: measurement.time_fastest_of(sound, rounds),
+            ),
         )
         return [float("inf") if s is None else s for s in rough]
-
-    def _measure_rough_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
-        """Return the seconds of each plan's model in few rounds; None if not convertible."""
-        models = [self._converted_or_none(plan) for plan in plans]
-        measurement, rounds = self.job.measurement, self.effort.whole_runs
-        return self._in_turn(models, lambda sound: measurement.time_fastest_of(sound, rounds))
 
     def _measure_latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
         started, models = time.process_time(), list[AnyModel | None]()
@@ -326,11 +324,12 @@ class MeasuringProbe(Probe):
                 return None
             models.append(self._converted_or_none(plan))
 
-        def measure_longer(sound: Sequence[AnyModel]) -> list[float]:
-            longer = self._choose_affordable_multiple(sound, started)
-            return self.job.measurement.side_by_side(sound, longer)
-
-        return self._in_turn(models, measure_longer)
+        return self._in_turn(
+            models,
+            lambda sound: self.job.measurement.side_by_side(
+                sound, self._choose_affordable_multiple(sound, started)
+            ),
+        )
 
     def _in_turn(
         self,

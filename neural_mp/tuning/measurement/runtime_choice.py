@@ -29,7 +29,8 @@ def select_runtime(rounds: Rounds, source: int | None = 0, current: int | None =
             none.
     """
     ranking = _rank_by_latency(rounds)
-    incumbent = _incumbent_index(rounds, source, current)
+    gains = current is not None and _gains_enough(rounds, source, current)
+    incumbent = current if gains else source
     if incumbent is None:
         return ranking[0]
     return next(
@@ -60,12 +61,6 @@ def is_certain(rounds: Rounds, source: int | None = 0, current: int | None = Non
 
 def _rank_by_latency(rounds: Rounds) -> list[int]:
     return sorted(range(len(rounds)), key=lambda index: estimate_uncontended_latency(rounds[index]))
-
-
-def _incumbent_index(rounds: Rounds, source: int | None, current: int | None) -> int | None:
-    if current is not None and _gains_enough(rounds, source, current):
-        return current
-    return source
 
 
 def _gains_enough(rounds: Rounds, source: int | None, index: int) -> bool:

@@ -58,7 +58,10 @@ def interrupt_after_seconds(seconds: float, within: str) -> Iterator[None]:
         while not ended.wait(_POLL_SECONDS):
             if _read_clock_seconds(clock) < due:
                 continue
-            if not _is_within(sys._current_frames().get(thread), within, imports):
+            frame = sys._current_frames().get(thread)
+            if frame is None or within not in Path(frame.f_code.co_filename).parts:
+                continue
+            if _count_imports(frame) > imports:
                 continue
             _set_exception(thread, limit)
             due = _read_clock_seconds(clock) + _REPEAT_SECONDS
@@ -74,12 +77,6 @@ def interrupt_after_seconds(seconds: float, within: str) -> Iterator[None]:
 
 def _read_clock_seconds(clock: int | None) -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-def _is_within(frame: FrameType | None, package: str, imports: int) -> bool:
-    """Whether a frame runs code of a package, with no more imports under way than a number."""
-    is_code = frame is not None and package in Path(frame.f_code.co_filename).parts
-    return is_code and _count_imports(frame) <= imports
 
 
 def _count_imports(frame: FrameType | None) -> int:

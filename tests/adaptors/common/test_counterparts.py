@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neural_mp.adaptors.common.counterparts import KnownKinds, match_ops
-from neural_mp.adaptors.openvino.ops import types_by_kind
+from neural_mp.adaptors.openvino.ops import TYPES as THERE
 from neural_mp.adaptors.tensorflow.graph.ops import TYPES as HERE
 from neural_mp.core.graph import Op, OpGraph
 
@@ -13,7 +13,7 @@ def source(*ops: Op) -> KnownKinds:
 
 
 def target(*ops: Op) -> KnownKinds:
-    return KnownKinds(OpGraph(ops, ["x"], [ops[-1].name]), types_by_kind())
+    return KnownKinds(OpGraph(ops, ["x"], [ops[-1].name]), THERE)
 
 
 def test_a_chain_is_read_backwards_and_folded_and_moved_ops_are_passed_over():

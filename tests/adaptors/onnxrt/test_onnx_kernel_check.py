@@ -11,8 +11,8 @@ from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.testing import signal_to_noise
-from neural_mp.testing.graph_check import Verdict
-from neural_mp.testing.onnx_graphs import OnnxGraph, check_graph, drawn_graph
+from neural_mp.testing.graphs.graph_check import Verdict
+from neural_mp.testing.graphs.onnx_graphs import OnnxGraph, check_graph, drawn_graph
 
 INT8 = Precision.INT8
 

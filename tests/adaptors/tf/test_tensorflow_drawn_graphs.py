@@ -11,9 +11,9 @@ from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.graph import fusion
 from neural_mp.adaptors.tensorflow.graph.ops import OPS
 from neural_mp.core.precision import Precision
-from neural_mp.testing.graph_check import Verdict
-from neural_mp.testing.tensorflow_graphs import TensorFlowGraph, check_graph, drawn_graph
-from neural_mp.testing.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw
+from neural_mp.testing.graphs.graph_check import Verdict
+from neural_mp.testing.graphs.tensorflow_graphs import TensorFlowGraph, check_graph, drawn_graph
+from neural_mp.testing.graphs.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw
 
 KINDS = (*EVERYWHERE, *ON_IMAGES)
 

@@ -82,10 +82,6 @@ def build_weight_corrections(
     `with_weights` is as in `GroupedWeights`.
     """
 
-    def read_layer_weights(model: M) -> Mapping[str, Array]:
-        layers = inputs.layers(model)
-        return _Read({op: layer.weight for op, layer in layers.items()})
-
     def measure_moments(
         model: M, batches: Iterable[Any], ops: Collection[str]
     ) -> dict[str, InputMoments]:
@@ -103,7 +99,10 @@ def build_weight_corrections(
         }
 
     return GroupedWeights(
-        read_layer_weights, measure_moments, with_weights, GroupParameters.ZERO_POINTS
+        lambda model: _Read({op: layer.weight for op, layer in inputs.layers(model).items()}),
+        measure_moments,
+        with_weights,
+        GroupParameters.ZERO_POINTS,
     )
 
 

@@ -264,21 +264,18 @@ class Window:
     def slide_over(self, values: Array, taps: Sequence[int]) -> Array:
         """Return a view [samples, channels, positions…, taps…] of values [samples, channels, …]."""
         spans = [step * (count - 1) + 1 for step, count in zip(self.dilations, taps, strict=True)]
-        pads = self.pads or [
-            self._compute_same_padding(size, stride, span)
-            for size, stride, span in zip(values.shape[2:], self.strides, spans, strict=True)
-        ]
+        pads = list(self.pads or ())
+        if not pads:  # enough for a result at every stride
+            for size, stride, span in zip(values.shape[2:], self.strides, spans, strict=True):
+                total = max((-(-size // stride) - 1) * stride + span - size, 0)
+                leading = total - total // 2 if self.odd_before else total // 2
+                pads.append((leading, total - leading))
         padded = np.pad(values, ((0, 0), (0, 0), *pads))
         axes = tuple(range(2, values.ndim))
         view = sliding_window_view(padded, spans, axis=axes)
         steps = (*self.strides, *self.dilations)
         windows: Array = view[(slice(None), slice(None), *(slice(None, None, s) for s in steps))]
         return windows
-
-    def _compute_same_padding(self, size: int, stride: int, span: int) -> tuple[int, int]:
-        total = max((-(-size // stride) - 1) * stride + span - size, 0)
-        leading = total - total // 2 if self.odd_before else total // 2
-        return leading, total - leading
 
 
 def _choose_positions(count: int, most: int, seed: int) -> NDArray[np.intp]:

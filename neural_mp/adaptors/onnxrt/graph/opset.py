@@ -102,11 +102,6 @@ def _list_port_names(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
     return [item.name for item in schema.inputs], [item.name for item in schema.outputs]
 
 
-def find_op_version(node: ir.Node, opset: int) -> int:
-    """Return the opset in which an ONNX op last changed; 0 for other ops."""
-    return 0 if node.domain else find_version_in(node.op_type, opset)
-
-
 def map_type_variables(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
     """Return type variable → its tensor type, for an op of element type `dtype`."""
     schema = _find_node_schema(node, opset)

@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.graph.opset import (
-    find_op_version,
     find_version_in,
     map_type_variables,
     supports_dtype,
@@ -86,7 +85,8 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
     16-bit kernels are assumed missing.
     """
     kernels = (_read_registered_kernels(provider) or {}).get(("", node.op_type), ())
-    version, types = find_op_version(node, opset), map_type_variables(node, opset, dtype)
+    version = 0 if node.domain else find_version_in(node.op_type, opset)
+    types = map_type_variables(node, opset, dtype)
     return any(kernel.supports_op(version, types) for kernel in kernels)
 
 

@@ -23,12 +23,15 @@ from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     list_target_configs,
 )
 from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale
-from neural_mp.adaptors.onnxrt.targets.simulation import PLAIN_QDQ
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability
 from neural_mp.targets import TargetProfile
 from neural_mp.targets.widths import FURTHER_OUTPUT, MOVES
+
+#: Session setting by which ONNX Runtime computes pairs of Q/DQ ops as written: its fused integer
+#: kernels, and those with weights in integers only, would round otherwise than a target does.
+PLAIN_QDQ = {"session.disable_quant_qdq": "1"}
 
 
 @dataclass(frozen=True, eq=False)

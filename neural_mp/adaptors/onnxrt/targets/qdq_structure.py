@@ -189,11 +189,14 @@ class QdqOp:
     @cached_property
     def results(self) -> tuple[Result, ...]:
         """The float results that are read."""
-        return tuple(
-            _make_op_result(value)
-            for value in list_used_outputs(self.node)
-            if value.dtype in _FLOATS
-        )
+        results = []
+        for value in list_used_outputs(self.node):
+            if value.dtype in _FLOATS:
+                readers = [use.node for use in value.uses()]
+                pairs = tuple(Pair.from_node(node) for node in readers if is_quantize(node))
+                only_pairs = len(pairs) == len(readers) and not value.is_graph_output()
+                results.append(Result(value, pairs, only_pairs))
+        return tuple(results)
 
     @property
     def surrounding_pairs(self) -> tuple[Pair, ...]:
@@ -208,12 +211,6 @@ class QdqOp:
         if self.node.op_type == "MatMul" and array is not None:
             return array.ndim - 1
         return get_weight_axes(self.node)[0]
-
-
-def _make_op_result(value: ir.Value) -> Result:
-    readers = [use.node for use in value.uses()]
-    pairs = tuple(Pair.from_node(node) for node in readers if is_quantize(node))
-    return Result(value, pairs, len(pairs) == len(readers) and not value.is_graph_output())
 
 
 def iterate_float_ops(program: ir.Model, profile: TargetProfile) -> Iterator[QdqOp]:

@@ -35,8 +35,9 @@ def _quantize_inputs(graph: ir.Graph, names: GraphNames) -> list[tuple[str, Pair
         readers = {use.node for use in value.uses()}
         if not readers or not all(is_quantize(n) and n.inputs[0] is value for n in readers):
             continue
-        rounding = max(readers, key=lambda node: _bits(Pair.from_node(node)))
-        pair = Pair.from_node(rounding)
+        pairs = map(Pair.from_node, readers)
+        pair = max(pairs, key=lambda item: 0 if item.dtype is None else item.dtype.bitwidth)
+        rounding = pair.node
         if not pair.is_per_tensor or pair.zero_point is None:
             continue
         name, integers = str(value.name), rounding.outputs[0]
@@ -79,7 +80,3 @@ def _return_integers(graph: ir.Graph, names: GraphNames) -> list[tuple[str, Pair
             graph.remove(last, safe=True)
         replaced.append((name, pair))
     return replaced
-
-
-def _bits(pair: Pair) -> int:
-    return 0 if pair.dtype is None else int(pair.dtype.bitwidth)

@@ -94,7 +94,8 @@ def list_target_configs(node: ir.Node, profile: TargetProfile) -> tuple[OpConfig
         return f"{profile.title} has no integer kernel for {node.op_type}"
     if not writes_float(node):
         return "its output is not known to be float32"
-    if any(_is_read_elsewhere(value) for value in list_used_outputs(node)):
+    uses = ((value, use) for value in list_used_outputs(node) for use in value.uses())
+    if any(use.node.graph is not value.graph for value, use in uses):
         return "a nested graph reads its result"
     if not _has_finite_constants(node):
         return "a constant that it reads is not finite"
@@ -138,11 +139,6 @@ def _config_in_widths(
     granularity = granularity if by_channel else Granularity.PER_TENSOR
     scheme = Scheme.ASYMMETRIC if stored.value.startswith("u") else Scheme.SYMMETRIC
     return OpConfig(widths.precision, QuantSpec(stored, scheme, granularity), activation)
-
-
-def _is_read_elsewhere(value: ir.Value) -> bool:
-    """Whether a node of another graph reads a value."""
-    return any(use.node.graph is not value.graph for use in value.uses())
 
 
 def _has_finite_constants(node: ir.Node) -> bool:

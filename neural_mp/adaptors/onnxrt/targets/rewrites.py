@@ -93,7 +93,8 @@ def rewrite_for(
     if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_find_masks(rewritten))
         for value in masks:
-            _clip_mask(value)
+            clipped = np.maximum(require_constant_array(value), np.float32(MASK_VALUE))
+            value.const_value = ir.tensor(clipped, name=value.name)
         if masks:
             notes.append(
                 f"masks were clipped at {MASK_VALUE:g}, since integers cannot hold their values: "
@@ -168,7 +169,10 @@ def _is_static(value: ir.Value | None) -> bool:
 def _replace_by_gelu(erf: ir.Node, names: GraphNames) -> None:
     data = _match_scaled_by(erf.inputs[0], 1 / math.sqrt(2))
     added = _find_only_reader(erf)
-    if data is None or added is None or added.op_type != "Add" or not _has_constant(added, 1.0):
+    if data is None or added is None or added.op_type != "Add":
+        return
+    terms = [_scalar_value(operand) for operand in added.inputs]
+    if not any(n is not None and math.isclose(n, 1, rel_tol=_TOLERANCE) for n in terms):
         return
     last, factors = _follow_product_chain(added)
     constants = [factor for factor in factors if isinstance(factor, float)]
@@ -253,11 +257,6 @@ def _find_only_reader(node: ir.Node) -> ir.Node | None:
     if len(uses) != 1 or node.outputs[0].is_graph_output():
         return None
     return next(iter(uses)).node
-
-
-def _has_constant(node: ir.Node, value: float) -> bool:
-    numbers = (_scalar_value(operand) for operand in node.inputs)
-    return any(n is not None and math.isclose(n, value, rel_tol=_TOLERANCE) for n in numbers)
 
 
 def _scalar_value(value: ir.Value | None) -> float | None:
@@ -382,8 +381,3 @@ def _reaches_softmax(value: ir.Value) -> bool:
             seen.update(new)
             waiting += new
     return False
-
-
-def _clip_mask(value: ir.Value) -> None:
-    clipped = np.maximum(require_constant_array(value), np.float32(MASK_VALUE))
-    value.const_value = ir.tensor(clipped, name=value.name)

@@ -240,18 +240,15 @@ class _Builder:
         switch, make = branches[0]
         rest = branches[1:]
         last = [self._choice(rest, otherwise, like)] if rest else otherwise()
-        attributes = [
-            ir.AttrGraph(name, self._branch(nodes, like))
-            for name, nodes in (("then_branch", make()), ("else_branch", last))
-        ]
+        attributes = []
+        for name, nodes in (("then_branch", make()), ("else_branch", last)):
+            (result,) = nodes[-1].outputs
+            result.type = like.type
+            graph = ir.Graph([], [result], nodes=nodes, name=self._new.reserve_name("branch"))
+            attributes.append(ir.AttrGraph(name, graph))
         choice = self._node("If", [switch], attributes)
         choice.outputs[0].type = like.type
         return choice
-
-    def _branch(self, nodes: Sequence[ir.Node], like: ir.Value) -> ir.Graph:
-        (result,) = nodes[-1].outputs
-        result.type = like.type
-        return ir.Graph([], [result], nodes=nodes, name=self._new.reserve_name("branch"))
 
     def _node(
         self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = ()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -208,13 +207,6 @@ def put_matrix(node: ov.Node, weight: ov.Node) -> None:
 
 #: An int8 weight, and the scales of its channels.
 Rounded = tuple[Array, Array]
-#: Graph → name of a layer, largest integer → its rounded weight, for conversions to other plans.
-_ROUNDED: MutableMapping[ov.Model, dict[tuple[str, int], Rounded]] = WeakKeyDictionary()
-
-
-def rounded_weights(program: ov.Model) -> dict[tuple[str, int], Rounded]:
-    """Return the rounded weights of a graph so far, to be extended."""
-    return _ROUNDED.setdefault(program, {})
 
 
 def build_layer_weight(
@@ -232,13 +224,6 @@ def build_layer_weight(
             channels = (0 if node.get_attributes()["transpose_b"] else 1,)
         known[key] = _round_weight(weight, channels, spec)
     return _dequantized(stem, known[key])
-
-
-def dequantized_constant(
-    stem: str, weight: Array, channels: tuple[int, ...], spec: QuantSpec
-) -> ov.Node:
-    """Return an int8 constant with its dequantization; `channels` are the axes with own scales."""
-    return _dequantized(stem, _round_weight(weight, channels, spec))
 
 
 def _round_weight(weight: Array, channels: tuple[int, ...], spec: QuantSpec) -> Rounded:
@@ -261,7 +246,8 @@ def build_product_weight(stem: str, matrix: Array, spec: QuantSpec) -> ov.Node:
     A Reshape ends it: when OpenVINO infers shapes, a reshaped input gets sizes of the weight, and
     two readers of the multiplication would make the plugin restore the weight to floats.
     """
-    scaled = give_name(f"{stem}/scaled", dequantized_constant(stem, matrix[:, None], (0,), spec))
+    rounded = _round_weight(matrix[:, None], (0,), spec)
+    scaled = give_name(f"{stem}/scaled", _dequantized(stem, rounded))
     return give_name(stem, _add_reshape(scaled, matrix.shape))
 
 

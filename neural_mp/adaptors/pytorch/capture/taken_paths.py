@@ -100,10 +100,11 @@ def _iterate_violating_calls(
     for name, direction in itertools.product(sorted(list_expression_symbols(condition)), (-1, 1)):
         symbol, trials = symbols[name], 0
         for step in range(1, _MAX_STEP + 1):
-            size = symbol.length + direction * step
-            if symbol.accepts_size(size) and not condition_holds(
-                condition, {**lengths, name: size}
-            ):
+            size, largest = symbol.length + direction * step, symbol.bounds.largest
+            too_large = largest is not None and size > largest
+            if too_large or size < max(symbol.bounds.least, _LEAST_SIZE):
+                continue
+            if not condition_holds(condition, {**lengths, name: size}):
                 yield _resize_axes(call, symbol.axes, size)
                 trials += 1
                 if trials == _MAX_TRIALS:
@@ -123,11 +124,6 @@ class _Symbol:
     length: int
     bounds: Axis
     axes: dict[int, list[int]] = field(default_factory=dict)
-
-    def accepts_size(self, size: int) -> bool:
-        """Whether a graph is valid for another size."""
-        largest = self.bounds.largest
-        return size >= max(self.bounds.least, _LEAST_SIZE) and (largest is None or size <= largest)
 
 
 def _symbols_of_inputs(graph: GraphModule, call: CallArgs) -> dict[str, _Symbol]:

@@ -98,11 +98,6 @@ def name_places(graph: Graph) -> None:
             node.meta.setdefault(PLACE, _describe_location(node))
 
 
-def find_layer_weight(layer: Node) -> str:
-    """Return the place of the weight of a layer."""
-    return f"a weight of layer {layer.meta[fx.OP_NAME]!r}"
-
-
 def _describe_location(node: Node) -> str:
     if node.op == "placeholder":
         return f"the input {fx.get_tensor_name(node)!r}"

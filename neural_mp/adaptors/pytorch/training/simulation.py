@@ -38,7 +38,6 @@ from neural_mp.adaptors.pytorch.training.scales import Scales
 from neural_mp.adaptors.pytorch.training.simulated_module import (
     PLACE,
     SimulatedModule,
-    find_layer_weight,
     name_places,
 )
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -250,8 +249,9 @@ class _Simulator:
             with graph.inserting_before(mine):
                 weight = graph.get_attr(self.found.weights[key])
                 rounded = graph.call_method("round_weight", (self.rounding, weight, number))
+            location = f"a weight of layer {layer.meta[fx.OP_NAME]!r}"
             for node in (weight, rounded):
-                node.meta = {"val": mine.meta["val"], PLACE: find_layer_weight(layer)}
+                node.meta = {"val": mine.meta["val"], PLACE: location}
             for layer, mine in readers:
                 layer.replace_input_with(mine, rounded)
 

@@ -255,7 +255,7 @@ ROWS = (
     OpType("Minimum", _both, values.elementwise_rule(minimum), traits=_HIDES),
     OpType("SquaredDifference", _both, traits=_POSITIVE),
     OpType("SelectV2", _both, kind="where", traits=_HIDES),
-    OpType("Select", shapes.of_second, kind="where"),
+    OpType("Select", lambda node, inputs: [inputs[1].shape], kind="where"),
     OpType(
         "DivNoNan MulNoNan Atan2 Xlogy LogicalAnd LogicalOr Greater GreaterEqual Less LessEqual "
         "Equal NotEqual",

@@ -77,10 +77,6 @@ def of_first(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [inputs[0].shape]
 
 
-def of_second(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
-    return [inputs[1].shape]
-
-
 def of_all(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     return [reduce(broadcast_shapes, (facts.sizes for facts in inputs))]
 
@@ -252,14 +248,11 @@ def squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 def concat(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     first, rest = inputs[0].sizes, [facts.sizes for facts in inputs[1:-1]]
     axis = inputs[-1].integers[0] % len(first)
-    sizes = [_common_size([shape[k] for shape in (first, *rest)]) for k in range(len(first))]
+    # The sizes of the other axes are equal: an integer if one of them is.
+    axes = zip(first, *rest, strict=True)
+    sizes = [next((size for size in own if isinstance(size, int)), own[0]) for own in axes]
     sizes[axis] = sum(shape[axis] for shape in (first, *rest))
     return [tuple(sizes)]
-
-
-def _common_size(sizes: Sequence[Size]) -> Size:
-    """Return the size of an axis that is equal for several tensors: an integer if one is."""
-    return next((size for size in sizes if isinstance(size, int)), sizes[0])
 
 
 def stack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:

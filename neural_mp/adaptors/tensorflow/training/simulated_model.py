@@ -173,10 +173,6 @@ class FakeWeight(keras.layers.Layer):
         self.initial = add_layer_variable(self, scales, "initial", False)
         self.built = True
 
-    def current_scales(self) -> Array:
-        """Return the current scales, with the axes of the weight."""
-        return np.asarray(self.initial.value * tf.exp(self.log_scales.value))
-
     def call(self, observing: tf.Tensor | None = None) -> tf.Tensor:
         """Return the weight after quantize and dequantize; its scales follow if `observing`."""
         weight = self.weight.value
@@ -502,7 +498,10 @@ def finish_simulation(simulation: SimulatedModel) -> TensorFlowModel:
         graph.add_node(make_constant(name, variable.numpy()))
     encodings = {root: quantizer.quant_params for root, quantizer in simulation.quantizers.items()}
     ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
-    scales = {name: kernel.current_scales() for name, kernel in simulation.kernels.items()}
+    scales = {
+        name: np.asarray(kernel.initial.value * tf.exp(kernel.log_scales.value))
+        for name, kernel in simulation.kernels.items()
+    }
     return convert_frozen_graph(
         source.given.with_graph(graph, weight_scales=scales), source.plan, ranges
     )

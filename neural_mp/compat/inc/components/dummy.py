@@ -137,14 +137,12 @@ def dummy(
         )
     tensors = _build_tensors("dummy", shapes, low, high, dtype, (*DTYPES, "string"))
     random = np.random.RandomState(SEED)
-    inputs = tuple(_draw_samples(tensor, random) for tensor in tensors)
+    samples = [replace(tensor, shape=tensor.shape[1:]) for tensor in tensors]
+    # One sample at a time, since drawing all at once needs float64 memory.
+    inputs = tuple(
+        np.stack([sample.draw_values(random) for _ in range(shapes[0][0])]) for sample in samples
+    )
     return DrawnSamples(inputs, 0 if true_or_false("dummy: label", label) else None)
-
-
-def _draw_samples(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
-    """Draw all samples one by one, since drawing all at once needs float64 memory."""
-    part = replace(tensor, shape=tensor.shape[1:])
-    return np.stack([part.draw_values(random) for _ in range(tensor.shape[0])])
 
 
 @dataclass(frozen=True)

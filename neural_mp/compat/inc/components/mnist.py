@@ -111,10 +111,6 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     return values.reshape(shape)
 
 
-def _read_mnist(paths: Sequence[Path]) -> SmallImages:
-    return _validate_images(paths[0], read_idx(paths[0], 3), read_idx(paths[1], 1), 3)
-
-
 def _read_cifar(paths: Sequence[Path], label_bytes: int) -> SmallImages:
     """Read rows of labels, then red, green and blue, each `[32, 32]`.
 
@@ -143,7 +139,13 @@ def _list_mnist_files(folder: str, *archives: str) -> PublishedFiles:
         tuple(f"{part}-{content}-ubyte" for content in ("images-idx3", "labels-idx1"))
         for part in ("train", "t10k")
     )
-    return PublishedFiles(archives, (folder, f"{folder}/raw"), train, test, _read_mnist)
+    return PublishedFiles(
+        archives,
+        (folder, f"{folder}/raw"),
+        train,
+        test,
+        lambda paths: _validate_images(paths[0], read_idx(paths[0], 3), read_idx(paths[1], 1), 3),
+    )
 
 
 FILES = {

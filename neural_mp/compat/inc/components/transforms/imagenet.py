@@ -192,10 +192,6 @@ class ArrayResizeCropImagenet(CroppedToSize):
         return normal.astype(np.float32).transpose(2, 0, 1)
 
 
-def _parse_opencv_method(name: str, value: Any) -> str:
-    return check_one_of(name, dict(enumerate(OPENCV_METHODS)).get(value, value), [*OPENCV_METHODS])
-
-
 @register_for(TRANSFORMS, "ResizeWithAspectRatio", "onnxrt")
 @dataclass(frozen=True)
 class ResizeWithAspectRatio(ImageTransform):
@@ -210,7 +206,12 @@ class ResizeWithAspectRatio(ImageTransform):
     height: int = option(POSITIVE)
     width: int = option(POSITIVE)
     scale: float = option(above_zero, 87.5)
-    inter_pol: Any = option(_parse_opencv_method, "area")
+    inter_pol: Any = option(
+        lambda name, value: check_one_of(
+            name, dict(enumerate(OPENCV_METHODS)).get(value, value), [*OPENCV_METHODS]
+        ),
+        "area",
+    )
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an array of unchanged dtype."""

@@ -239,11 +239,6 @@ def _draw_batch_norm(draw: Draw, x: tf.Tensor) -> tf.Tensor:
     )[0]
 
 
-def _draw_select(draw: Draw, x: tf.Tensor) -> tf.Tensor:
-    operand = draw.one_of(lambda: _draw_same_shape(draw, x), lambda: tf.zeros_like(x))()
-    return ops.SelectV2(condition=x > 0.1, t=x, e=operand)
-
-
 def _draw_unary(draw: Draw, x: tf.Tensor, kind: str) -> tf.Tensor:
     function: Any = getattr(ops, kind)
     if kind == "LeakyRelu":
@@ -282,7 +277,11 @@ EVERYWHERE: Mapping[str, Op] = {
     "BroadcastTo": lambda draw, x: ops.BroadcastTo(
         input=tf.reduce_max(x, draw.axis(x, 1), keepdims=True), shape=tf.shape(x)
     ),
-    "SelectV2": _draw_select,
+    "SelectV2": lambda draw, x: ops.SelectV2(
+        condition=x > 0.1,
+        t=x,
+        e=draw.one_of(lambda: _draw_same_shape(draw, x), lambda: tf.zeros_like(x))(),
+    ),
     "ReverseV2": lambda draw, x: ops.ReverseV2(tensor=x, axis=[draw.axis(x, 1)]),
     "Roll": lambda draw, x: ops.Roll(input=x, shift=draw.integer(-2, 2), axis=draw.axis(x, 1)),
     "Identity": lambda draw, x: ops.Identity(input=x),

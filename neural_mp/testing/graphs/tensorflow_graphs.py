@@ -23,8 +23,8 @@ from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, limit_to_reached
-from neural_mp.testing.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
-from neural_mp.testing.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw, drawn_kernel
+from neural_mp.testing.graphs.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
+from neural_mp.testing.graphs.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw, drawn_kernel
 from neural_mp.util.pytree import Array
 
 SAMPLES = 3

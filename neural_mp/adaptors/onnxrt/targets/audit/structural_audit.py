@@ -20,7 +20,6 @@ from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
 from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array
 from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
 from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize, is_quantize
-from neural_mp.adaptors.onnxrt.targets.findings import Finding, Rule
 from neural_mp.adaptors.onnxrt.targets.qdq_structure import (
     Operand,
     Pair,
@@ -29,7 +28,8 @@ from neural_mp.adaptors.onnxrt.targets.qdq_structure import (
     iterate_float_ops,
 )
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
-from neural_mp.targets import TargetProfile, Widths
+from neural_mp.targets import TargetProfile
+from neural_mp.util.string_enum import StringEnum
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,48 @@ logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-5
 #: Bits of the sums that a shift may take the least bias shift from; see `Shifts`.
 _SUM_BITS = 16
+
+
+class Rule(StringEnum):
+    """Rule of a target; the last four are checked by its compiler, the others in the file."""
+
+    OPSET = "opset"
+    DOMAIN = "domain"
+    SHAPES = "shapes"
+    IO = "io"
+    TYPE = "type"
+    ZERO_POINT = "zero_point"
+    SCALE = "scale"
+    PAIR = "pair"
+    GRANULARITY = "granularity"
+    WEIGHT = "weight"
+    BIAS = "bias"
+    RING = "ring"
+    WIDTH = "width"
+    SAME_SCALE = "same_scale"
+    FIXED = "fixed"
+    SHIFT = "shift"
+    REFUSED = "refused"
+    COMPILE = "compile"
+    FLOAT_KERNEL = "float_kernel"
+    NOISE = "noise"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A violation of a target's rule.
+
+    Attributes:
+        op: name of the op; empty for the file as a whole.
+        op_type: type of the op; empty for the file as a whole.
+        rule: the rule.
+        message: text that names the op and what was expected.
+    """
+
+    op: str
+    op_type: str
+    rule: Rule
+    message: str
 
 
 def check_structure(
@@ -98,7 +140,8 @@ class _Audit:
                     Rule.SHAPES,
                     f"the shape of {value.name!r} must be static, got {value.shape}; set the sizes",
                 )
-            if self.profile.placement.io == "quantized" and _is_float(value):
+            is_float = value.dtype is not None and value.dtype.is_floating_point()
+            if self.profile.placement.io == "quantized" and is_float:
                 yield Finding(
                     str(value.name),
                     "",
@@ -220,7 +263,9 @@ class _Audit:
         allowed = self.profile.widths_of(kind)
         stored = op.weight.pair.dtype if op.weight is not None and op.weight.pair else None
         word = f"{'' if stored is None else f'w{stored.bitwidth}'}a{dtype.bitwidth}"
-        if not any(_matches_widths(word, widths, stored is None) for widths in allowed):
+        # An op without a weight has no weight's bits.
+        words = [f"a{widths.activation_bits}" if stored is None else widths for widths in allowed]
+        if word not in words:
             expected = f"be in {', '.join(allowed)}" if allowed else "be in float"
             yield fail(Rule.WIDTH, expected, word)
 
@@ -334,16 +379,9 @@ def _finding_factory(node: ir.Node) -> Callable[[Rule, str, str], Finding]:
     """Return a function from rule, expectation and fact to the finding about an op."""
     name = str(node.name or node.outputs[0].name)
 
-    def make_finding(rule: Rule, expected: str, actual: str) -> Finding:
-        subject = f"{node.op_type} {name!r}"
-        return Finding(name, node.op_type, rule, f"{subject} must {expected}, got {actual}")
-
-    return make_finding
-
-
-def _matches_widths(word: str, widths: Widths, without_weight: bool) -> bool:
-    """Whether an op's widths are those of a word; an op without a weight has no weight's bits."""
-    return word == (f"a{widths.activation_bits}" if without_weight else widths)
+    return lambda rule, expected, actual: Finding(
+        name, node.op_type, rule, f"{node.op_type} {name!r} must {expected}, got {actual}"
+    )
 
 
 def _pair_producers(pair: Pair) -> Iterator[ir.Node]:
@@ -359,10 +397,6 @@ def _pair_producers(pair: Pair) -> Iterator[ir.Node]:
 
 def _is_static(value: ir.Value) -> bool:
     return value.shape is not None and all(isinstance(size, int) for size in value.shape)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _middle_code(dtype: ir.DataType | None) -> int:

@@ -210,12 +210,6 @@ def _draw_reduce(kind: str, draw: Draw, x: str) -> str:
     return draw.add(kind, x, axes=axes or [-1], keepdims=keeps)
 
 
-def _draw_clip(draw: Draw, x: str) -> str:
-    low = draw.one_of("", draw.constant(draw.one_of(-1, 0, 0.2), np.float32))
-    high = draw.constant(draw.one_of(0.5, 6), np.float32)
-    return draw.add("Clip", x, low, high)
-
-
 def _draw_where(draw: Draw, x: str) -> str:
     # With another constant, rounding of values near the threshold alone exceeds the noise of INT8.
     threshold = draw.constant(0.1, np.float32)
@@ -245,12 +239,6 @@ def _draw_center_crop(draw: Draw, x: str) -> str:
     axes = draw.one_of(list(range(2, rank)), [-1], [rank - 1])
     sizes = [max(1, draw.shape[axis] + draw.integer(-3, 3)) for axis in axes]
     return draw.add("CenterCropPad", x, draw.constant(sizes), axes=axes)
-
-
-def _draw_instance_norm(kind: str, draw: Draw, x: str) -> str:
-    channels = draw.shape[1]
-    scale = draw.constant(np.linspace(0.5, 1.5, channels), np.float32)
-    return draw.add(kind, x, scale, draw.floats(channels))
 
 
 def _draw_prelu(draw: Draw, x: str) -> str:
@@ -284,7 +272,12 @@ EVERYWHERE: Mapping[str, Op] = {
     "Squeeze": _draw_squeeze,
     "Unsqueeze": _draw_unsqueeze,
     "Gather": _draw_gather,
-    "Clip": _draw_clip,
+    "Clip": lambda draw, x: draw.add(
+        "Clip",
+        x,
+        draw.one_of("", draw.constant(draw.one_of(-1, 0, 0.2), np.float32)),
+        draw.constant(draw.one_of(0.5, 6), np.float32),
+    ),
     "Where": _draw_where,
     "Expand": _draw_expand,
     "Tile": _draw_tile,
@@ -312,6 +305,11 @@ ON_IMAGES: Mapping[str, Op] = {
     "CenterCropPad": _draw_center_crop,
     "DepthToSpace": partial(_draw_space_depth, "DepthToSpace"),
     "SpaceToDepth": partial(_draw_space_depth, "SpaceToDepth"),
-    "InstanceNormalization": partial(_draw_instance_norm, "InstanceNormalization"),
+    "InstanceNormalization": lambda draw, x: draw.add(
+        "InstanceNormalization",
+        x,
+        draw.constant(np.linspace(0.5, 1.5, draw.shape[1]), np.float32),
+        draw.floats(draw.shape[1]),
+    ),
     "LRN": drawn_simply("LRN", size=(1, 3)),
 }

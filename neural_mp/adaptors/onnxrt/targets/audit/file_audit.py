@@ -16,10 +16,12 @@ from onnx.external_data_helper import load_external_data_for_model
 from neural_mp.adaptors.common.signatures.input_spec import make_synthetic_example
 from neural_mp.adaptors.common.signatures.signature import Array, TensorSpec
 from neural_mp.adaptors.onnxrt.files.loading import read_file, read_signature
-from neural_mp.adaptors.onnxrt.targets.findings import Finding
-from neural_mp.adaptors.onnxrt.targets.qnn_audit import TargetAudit, audit_by_qnn
-from neural_mp.adaptors.onnxrt.targets.simulation import collect_input_ranges, simulate_file
-from neural_mp.adaptors.onnxrt.targets.structural_audit import check_structure
+from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array
+from neural_mp.adaptors.onnxrt.graph.sessions import Runner
+from neural_mp.adaptors.onnxrt.kernels.ops import is_quantize
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import TargetAudit, audit_by_qnn
+from neural_mp.adaptors.onnxrt.targets.audit.structural_audit import Finding, check_structure
+from neural_mp.adaptors.onnxrt.targets.model import PLAIN_QDQ
 from neural_mp.core.plan import PLAN_KEY, PrecisionPlan
 from neural_mp.errors import DataError, MissingFrameworkError, ModelLoadError, one_line
 from neural_mp.targets import TargetProfile
@@ -111,6 +113,20 @@ def audit_file(
     return FileAudit(profile, structure, compiled, "")
 
 
+def simulate_file(
+    model: onnx.ModelProto, feeds: Iterable[Mapping[str, Array]]
+) -> list[dict[str, Array]]:
+    """Return the outputs of a file for each sample, by name.
+
+    Raises:
+        ConversionError: ONNX Runtime rejects the file.
+    """
+    program = ir.from_proto(model)
+    names = [str(value.name) for value in program.graph.outputs]
+    run = Runner(program, None, entries=PLAIN_QDQ).make_fetcher(names)
+    return [dict(zip(names, run(sample), strict=True)) for sample in feeds]
+
+
 def _load_model(path: Path) -> onnx.ModelProto:
     file = read_file(path.resolve() if path.is_file() else path)
     try:
@@ -133,7 +149,7 @@ def _list_integer_ops(model: onnx.ModelProto) -> frozenset[str] | None:
 
 def _draw_random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Array]]:
     """Return samples: uniform in the range of a float input; ones for a mask, else zeros."""
-    draw, ranges = np.random.default_rng(0), collect_input_ranges(model)
+    draw, ranges = np.random.default_rng(0), _collect_input_ranges(model)
 
     def fill_port(port: TensorSpec, shape: Sequence[int]) -> Array:
         if port.dtype is None or port.dtype.kind != "f":
@@ -142,6 +158,20 @@ def _draw_random_feeds(model: onnx.ModelProto, count: int) -> list[dict[str, Arr
 
     signature = read_signature(ir.from_proto(model))
     return [make_synthetic_example(signature, fill_port) for _ in range(count)]
+
+
+def _collect_input_ranges(model: onnx.ModelProto) -> dict[str, tuple[float, float]]:
+    """Return input → the range of its integers, for inputs that the file quantizes."""
+    ranges = {}
+    for value in ir.from_proto(model).graph.inputs:
+        for use in value.uses():
+            scale = get_constant_array(use.node.inputs[1]) if is_quantize(use.node) else None
+            zero = get_constant_array(use.node.inputs[2]) if scale is not None else None
+            if scale is not None and zero is not None and scale.size == 1:
+                info = np.iinfo(zero.dtype)
+                low, high = (float(scale) * (end - int(zero)) for end in (info.min, info.max))
+                ranges[str(value.name)] = low, high
+    return ranges
 
 
 def _make_sample_feed(

@@ -22,8 +22,8 @@ from neural_mp.adaptors.onnxrt.kernel_check import compare_ahead
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, one_line
-from neural_mp.testing.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
-from neural_mp.testing.onnx_ops import EVERYWHERE, ON_IMAGES, Draw, Shape, drawn_simply
+from neural_mp.testing.graphs.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
+from neural_mp.testing.graphs.onnx_ops import EVERYWHERE, ON_IMAGES, Draw, Shape, drawn_simply
 from neural_mp.util.pytree import Array, list_float_arrays
 
 OPSETS = (13, 15, 17, 18, 19, 20, 21)

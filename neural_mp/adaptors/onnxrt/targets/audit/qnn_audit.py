@@ -27,15 +27,13 @@ from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
 from neural_mp.adaptors.onnxrt.graph.sessions import MESSAGE_LIMIT, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize
-from neural_mp.adaptors.onnxrt.targets.findings import Finding, Rule
-from neural_mp.adaptors.onnxrt.targets.qdq_structure import QdqOp, Result, iterate_float_ops
-from neural_mp.adaptors.onnxrt.targets.qnn_kernels import (
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_kernels import (
     CompiledGraph,
     KernelRow,
     read_graphs,
     recover_onnx_name,
 )
-from neural_mp.adaptors.onnxrt.targets.qnn_worker import (
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_worker import (
     ASSIGNED,
     COMPILE_ERROR,
     GRAPHS,
@@ -48,6 +46,8 @@ from neural_mp.adaptors.onnxrt.targets.qnn_worker import (
     RUN_ERROR,
     array_key,
 )
+from neural_mp.adaptors.onnxrt.targets.audit.structural_audit import Finding, Rule
+from neural_mp.adaptors.onnxrt.targets.qdq_structure import QdqOp, Result, iterate_float_ops
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.io.readers import read_json
 from neural_mp.targets import TargetProfile
@@ -60,7 +60,7 @@ from neural_mp.util.validators import list_of, mapping_of, record, string, tuple
 MIN_SQNR_DB = 20.0
 #: Seconds for the compilation and the runs of one file.
 MAX_AUDIT_SECONDS = 900.0
-_WORKER = "neural_mp.adaptors.onnxrt.targets.qnn_worker"
+_WORKER = "neural_mp.adaptors.onnxrt.targets.audit.qnn_worker"
 _PACKAGE = "onnxruntime_qnn"
 #: Characters of a message of the compiler that are shown.
 _MAX_MESSAGE_CHARS = 400
@@ -153,10 +153,10 @@ def audit_by_qnn(
     if simulated is not None and job.outputs:
         sqnr_db, output = _find_lowest_sqnr(simulated, job.outputs)
         if sqnr_db < MIN_SQNR_DB:
-            worst = _find_worst_sample(simulated, job.outputs)
-            deviation = find_first_deviation(
-                model, profile, samples[worst], max_seconds=max_seconds
-            )
+            pairs = zip(simulated, job.outputs, strict=True)
+            levels = [_find_lowest_sqnr([before], [after])[0] for before, after in pairs]
+            worst = samples[levels.index(min(levels))]
+            deviation = find_first_deviation(model, profile, worst, max_seconds=max_seconds)
             findings.append(_make_noise_finding(output, sqnr_db, deviation))
     return TargetAudit(
         findings=tuple(findings),
@@ -413,11 +413,6 @@ def _find_lowest_sqnr(simulated: Samples, emulated: Samples) -> tuple[float, str
         )
         for name in emulated[0]
     )
-
-
-def _find_worst_sample(simulated: Samples, emulated: Samples) -> int:
-    levels = [_find_lowest_sqnr([s], [e])[0] for s, e in zip(simulated, emulated, strict=True)]
-    return levels.index(min(levels))
 
 
 def _compute_sqnr_db(expected: Sequence[Array], actual: Sequence[Array]) -> float:

@@ -1,0 +1,1 @@
+"""Audit of the files for a target: by its rules, and by its compiler."""

@@ -1,0 +1,1 @@
+"""Graphs drawn by a seed, whose conversions to INT8 are checked."""
