@@ -136,7 +136,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def save(self, model: TorchModel, folder: Path) -> None:
         """Write the model: as one program, or as a folder of `transformers`."""
-        (storage if model.shell is None else layer_storage).save(model, folder)
+        (storage if model.shell is None else layer_storage).save_model(model, folder)
 
     def restore(self, folder: Path) -> TorchModel:
         """Return a model written by `save`."""
