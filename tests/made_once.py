@@ -103,7 +103,7 @@ def _create_tables_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def _read_programs_quickly(patch: pytest.MonkeyPatch) -> None:
-    """For every dataclass and size in a saved program, torch evaluates its text again."""
+    """For every dataclass in a saved program, torch evaluates its annotations again."""
     from torch._export.serde import serialize
 
     cached: dict[Any, Any] = {}
@@ -115,19 +115,6 @@ def _read_programs_quickly(patch: pytest.MonkeyPatch) -> None:
 
     names = SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
     patch.setattr(serialize, "typing", names)
-    reader = serialize.GraphModuleDeserializer
-    parse = reader._parse_sym_expr
-
-    def parsed(self: Any, text: str, hint: Any = None) -> Any:
-        symbols, sizes = self.__dict__.get("_sizes_once", (None, {}))
-        if symbols is not self.symbol_name_to_symbol:  # of another program
-            sizes = {}
-            self._sizes_once = (self.symbol_name_to_symbol, sizes)
-        if (text, hint) not in sizes:
-            sizes[text, hint] = parse(self, text, hint)
-        return sizes[text, hint]
-
-    patch.setattr(reader, "_parse_sym_expr", parsed)
 
 
 def _leave_out_memory_formats(patch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,19 @@ from neural_mp.config import (
     parse_settings,
     settings_to_yaml,
 )
+from neural_mp.config.inc_dialect import ONLY_THEIR_NAMES
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import QUANT_CHOICES
+from neural_mp.data.registry import normalize_registered_name
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 
 characters = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
 words = st.text(characters, min_size=1, max_size=12)
 plain = st.text("abc_:/.-0123456789e", min_size=1, max_size=8)
 names = plain.filter(lambda name: name not in ("weight", "higher_is_better"))
+# Components that only Intel Neural Compressor has make a file one of that dialect.
+own_words = words.filter(lambda word: normalize_registered_name(word) not in ONLY_THEIR_NAMES)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
@@ -44,7 +48,7 @@ dataloaders = st.fixed_dictionaries(
         "last_batch": st.sampled_from(["rollover", "discard"]),
         "shuffle": st.booleans(),
         "seed": st.integers(0, 99),
-        "transform": st.dictionaries(words, options, max_size=3),
+        "transform": st.dictionaries(own_words, options, max_size=3),
     },
 )
 

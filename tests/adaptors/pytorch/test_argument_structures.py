@@ -132,9 +132,21 @@ def test_a_batch_reaches_the_model_as_a_call_does_the_module(case, tmp_path):
     model = adaptor.load(module, example=batch)
     torch.testing.assert_close(adaptor.predict(model, batch), expected)
     torch.testing.assert_close(model.module(*args, **kwargs), expected)
-    if case not in ("a dataclass", "a named tuple"):  # files do not name classes of the user
-        adaptor.save(model, tmp_path)
-        torch.testing.assert_close(adaptor.predict(adaptor.restore(tmp_path), batch), expected)
+    adaptor.save(model, tmp_path)
+    restored = adaptor.restore(tmp_path)
+    torch.testing.assert_close(adaptor.predict(restored, batch), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["a dataclass", "a named tuple"])
+def test_restored_models_take_dicts_of_fields(case, tmp_path):
+    kind, batch, args, _ = CASES[case]
+    module, adaptor = kind().eval(), PyTorchAdaptor()
+    adaptor.save(adaptor.load(module, example=batch), tmp_path)
+    restored = adaptor.restore(tmp_path)
+    fields = {**BOTH, "scale": 2.0} if case == "a dataclass" else BOTH
+    torch.testing.assert_close(restored.module(fields), module(*args).detach())
+    torch.testing.assert_close(adaptor.predict(restored, (fields,)), module(*args).detach())
 
 
 class Images(nn.Module):

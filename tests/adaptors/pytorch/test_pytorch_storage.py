@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sympy
 import torch
 from integers import MACHINE
+from torch import nn
 
 import neural_mp
 from neural_mp import MixedPrecision
@@ -37,7 +39,7 @@ model = neural_mp.load(path)
 inputs = np.load(data)
 outputs = {str(size): model(inputs[:size]) for size in (1, 5, len(inputs))}
 assert "nets" not in sys.modules
-kernels = sum("onednn.q" in str(n.target) for n in model.held.runnable.graph.nodes)
+kernels = sum("onednn.q" in str(n.target) for n in model.held.runnable_graph.graph.nodes)
 np.savez(data + ".out.npz", kernels=kernels, **outputs)
 """
 
@@ -197,3 +199,35 @@ def test_the_size_of_a_folder_does_not_depend_on_the_batch_of_calibration(tmp_pa
         sizes.append(sum(file.stat().st_size for file in folder.rglob("*.pt2")))
         assert neural_mp.load(folder)(torch.randn(3, 64)).shape == (3, 4)
     assert max(sizes) - min(sizes) < 4096
+
+
+class PaddedStack(nn.Module):
+    """Strided convolutions with "same" padding: each size holds those of all layers before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 3, 3, stride=2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            rows, columns = (max((-(-size // 2) - 1) * 2 + 3 - size, 0) for size in x.shape[2:])
+            x = layer(nn.functional.pad(x, (0, columns, 0, rows))).relu()
+        return x
+
+
+def test_each_size_of_a_saved_program_is_parsed_once(tmp_path, monkeypatch):
+    adaptor, net, images = PyTorchAdaptor(), PaddedStack().eval(), torch.randn(2, 3, 40, 40)
+    adaptor.save(adaptor.load(net, example=images), tmp_path)
+    parse, texts = sympy.sympify, list[str]()
+
+    def parse_and_count(value: object, **options: object) -> object:
+        if isinstance(value, str):
+            texts.append(value)
+        return parse(value, **options)
+
+    monkeypatch.setattr(sympy, "sympify", parse_and_count)
+    restored = adaptor.restore(tmp_path)
+    assert len(texts) > 5
+    assert len(texts) == len(set(texts))
+    larger = torch.randn(2, 3, 57, 43)
+    torch.testing.assert_close(adaptor.predict(restored, larger), net(larger).detach())

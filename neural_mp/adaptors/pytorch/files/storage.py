@@ -40,7 +40,7 @@ from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.output_classes import (
     list_absent_fields,
     with_named_outputs,
-    with_plain_outputs,
+    with_plain_containers,
 )
 from neural_mp.adaptors.pytorch.kernels.float_kernels import list_marked_kernels, mark_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
@@ -82,7 +82,7 @@ def save_model(model: TorchModel, folder: Path) -> None:
             f"return texts"
         )
     try:
-        plain, named = with_plain_outputs(with_storable_sizes(model.portable_graph))
+        plain, named = with_plain_containers(with_storable_sizes(model.portable_graph))
         program, sizes = use_export(plain, _make_zero_tensors(model.example), _keep_unchanged)
         # One stored value for each input: a batch can be larger than the weights.
         program.example_inputs = pytree.tree_map_only(
@@ -123,7 +123,9 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
             "a .pt2 file holds one graph, but the model is converted module by module; save a "
             "folder"
         )
-    module, _ = with_plain_outputs(with_storable_sizes(make_standalone_form(model.portable_graph)))
+    module, _ = with_plain_containers(
+        with_storable_sizes(make_standalone_form(model.portable_graph))
+    )
     try:
         program, _ = use_export(module, _make_zero_tensors(model.example), _keep_unchanged)
         with silence_export_logs():
@@ -157,7 +159,7 @@ def _write_compressed(program: ExportedProgram, path: Path) -> None:
 
 def _make_zero_tensors(example: CallArgs) -> CallArgs:
     """Return example inputs of zeros: files store them, and must not contain user data."""
-    return example.map_leaves(
+    return example.with_plain_containers().map_leaves(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
 

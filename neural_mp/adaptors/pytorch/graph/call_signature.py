@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -12,7 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.graph.output_classes import register_dataclasses
+from neural_mp.adaptors.pytorch.graph.output_classes import (
+    holds_foreign_containers,
+    make_values_plain,
+    register_dataclasses,
+)
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels
@@ -34,6 +39,20 @@ class CallArgs:
         """Apply `change` to every leaf."""
         args, kwargs = pytree.tree_map(change, (self.args, dict(self.kwargs)))
         return CallArgs(args, kwargs)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether an argument is not a tensor."""
+        return not all(isinstance(v, torch.Tensor) for v in (*self.args, *self.kwargs.values()))
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether all containers are dicts, lists and tuples, as in files."""
+        return not holds_foreign_containers((self.args, dict(self.kwargs)))
+
+    def with_plain_containers(self) -> CallArgs:
+        """Replace dataclasses, named tuples and caches by dicts, as in files."""
+        return CallArgs(*make_values_plain((self.args, dict(self.kwargs))))
 
     def clone_tensors(self) -> CallArgs:
         """Clone every tensor, for code that may write to its inputs."""
@@ -96,7 +115,11 @@ class CallSignature:
         if all(leaf is None for leaf in pytree.tree_leaves(inputs)):
             raise DataError(f"inputs must hold arrays or tensors, got {inputs!r}")
         call = self._call_from_inputs(inputs, like)
-        return call if like is None else self._arrange_arguments(call, like)
+        if like is None:
+            return call
+        if call.is_nested and like.is_plain:
+            call = call.with_plain_containers()
+        return self._arrange_arguments(call, like)
 
     def _arrange_arguments(self, call: CallArgs, like: CallArgs) -> CallArgs:
         if len(call.args) > len(self.parameters):

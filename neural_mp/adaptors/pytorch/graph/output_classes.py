@@ -2,8 +2,8 @@
 
 Dataclasses of the user, and caches among the outputs of `transformers` models, are registered with
 torch. A file that names a class of another package requires the class to be imported, and a file
-must never cause imports. Saved models therefore return plain dicts, and restored models return
-`NamedOutputs`.
+must never cause imports. Saved models therefore take and return plain dicts, and restored models
+return `NamedOutputs`.
 """
 
 from __future__ import annotations
@@ -173,9 +173,27 @@ for _kind in torch.return_types.all_return_types:
     pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _kind
 
 
-def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
-    """Return the graph with dicts for foreign output classes, and whether the graph changed."""
-    return _replace_output_containers(module, _is_foreign_container, dict)
+def with_plain_containers(module: GraphModule) -> tuple[GraphModule, bool]:
+    """Return the graph with dicts for foreign classes, and whether its outputs changed."""
+    info = module.graph._codegen.pytree_info
+    inputs, outputs = (_make_plain_spec(spec) for spec in (info.in_spec, info.out_spec))
+    return _with_specs(module, inputs, outputs), outputs != info.out_spec
+
+
+def make_values_plain(values: Any) -> Any:
+    """Return values with dicts for instances of foreign classes, as graphs in files take them."""
+    leaves, spec = pytree.tree_flatten(values)
+    return pytree.tree_unflatten(leaves, _make_plain_spec(spec))
+
+
+def holds_foreign_containers(values: object) -> bool:
+    """Whether values lie in containers whose class is not of the standard library."""
+    spec = pytree.tree_structure(values)
+    return _make_plain_spec(spec) != spec
+
+
+def _make_plain_spec(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    return _replace_in_spec(spec, _is_foreign_container, dict)
 
 
 def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> GraphModule:
@@ -185,11 +203,11 @@ def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> Graph
         module: the graph.
         absent: names of outputs that are not returned, from `list_absent_fields`.
     """
-    named = _replace_output_containers(module, lambda spec: spec.type is dict, NamedOutputs)[0]
-    info = named.graph._codegen.pytree_info
-    if absent and info.out_spec is not None and info.out_spec.type is NamedOutputs:
-        info.out_spec.context[1].extend(absent)
-    return named
+    info = module.graph._codegen.pytree_info
+    outputs = _replace_in_spec(info.out_spec, lambda spec: spec.type is dict, NamedOutputs)
+    if absent and outputs.type is NamedOutputs:
+        outputs.context[1].extend(absent)
+    return _with_specs(module, info.in_spec, outputs)
 
 
 def list_absent_fields(module: GraphModule) -> list[str]:
@@ -227,20 +245,18 @@ def value_names(spec: pytree.TreeSpec) -> list[str] | None:
     return listed if right else None
 
 
-def _replace_output_containers(
-    module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
-) -> tuple[GraphModule, bool]:
-    original = module.graph._codegen.pytree_info.out_spec
-    assert original is not None
-    changed = _replace_in_spec(original, chosen, kind)
-    if changed == original:
-        return module, False
+def _with_specs(
+    module: GraphModule, inputs: pytree.TreeSpec, outputs: pytree.TreeSpec
+) -> GraphModule:
+    info = module.graph._codegen.pytree_info
+    if (inputs, outputs) == (info.in_spec, info.out_spec):
+        return module
     rewritten = copy_graph_shallowly(module)
     codegen = copy.copy(rewritten.graph._codegen)
-    codegen.pytree_info = codegen.pytree_info._replace(out_spec=changed)
+    codegen.pytree_info = info._replace(in_spec=inputs, out_spec=outputs)
     rewritten.graph.set_codegen(codegen)
     rewritten.recompile()
-    return rewritten, True
+    return rewritten
 
 
 def _replace_in_spec(

@@ -10,13 +10,20 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch._export.serde.serialize import SerializedArtifact, deserialize
+from torch._export.serde.serialize import (
+    GraphModuleDeserializer,
+    SerializedArtifact,
+    deserialize,
+)
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -36,6 +43,8 @@ from neural_mp.io.zip_archive import open_checked_archive
 from neural_mp.util.system.interruption import TimeLimitError
 from neural_mp.util.validators import InvalidValueError, format_located_error
 
+#: Method of torch that parses sizes, and the lock of its replacement.
+_PARSE, _PARSING = "_parse_sym_expr", threading.RLock()
 #: Key of an op in the text of a program.
 _OP_KEY = b'"target"'
 #: Default program name of `torch.export.save`.
@@ -88,7 +97,8 @@ def read_program(path: Path) -> ExportedProgram:
                 f"{format_located_error(error)}"
             ) from error
     try:
-        with symbolic_time.limit_symbolic_time(artifact.exported_program.count(_OP_KEY)):
+        seconds = symbolic_time.limit_symbolic_time(artifact.exported_program.count(_OP_KEY))
+        with _parse_sizes_once(), seconds:
             program = deserialize(artifact)
             check_arguments(program, _check_archive_tensors(program))
     except ValueError as error:
@@ -99,6 +109,31 @@ def read_program(path: Path) -> ExportedProgram:
             f"export the program with fewer dynamic axes"
         ) from None
     return program
+
+
+@contextmanager
+def _parse_sizes_once() -> Iterator[None]:
+    """Let torch parse each size of a program once, with all sizes within that size.
+
+    Of padded convolutions in a row, the sizes of each hold those of all before; torch simplifies
+    them for every tensor, and each part of a size as often as another size holds that part.
+    """
+    parsed: dict[int, tuple[object, dict[tuple[object, object], Any]]] = {}
+
+    def parse_once(reader: GraphModuleDeserializer, size: object, hint: object = None) -> Any:
+        symbols = reader.symbol_name_to_symbol  # a graph within the graph has symbols of its own
+        _, sizes = parsed.setdefault(id(symbols), (symbols, {}))
+        if (size, hint) not in sizes:
+            sizes[size, hint] = parse(reader, size, hint)
+        return sizes[size, hint]
+
+    with _PARSING:
+        parse = getattr(GraphModuleDeserializer, _PARSE)
+        setattr(GraphModuleDeserializer, _PARSE, parse_once)
+        try:
+            yield
+        finally:
+            setattr(GraphModuleDeserializer, _PARSE, parse)
 
 
 def _check_archive_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
