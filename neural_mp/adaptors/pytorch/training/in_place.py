@@ -24,7 +24,7 @@ class InPlaceTraining:
     """A module whose calls run its simulation, which the first call makes.
 
     Args:
-        module: the user's module.
+        module: the user's module; `restore_forward` restores its calls.
         make: module, inputs of its first call as a batch → its simulation.
 
     Attributes:
@@ -65,11 +65,15 @@ class InPlaceTraining:
             )
         return self.simulation
 
+    def restore_forward(self) -> None:
+        """Let calls of the module run its own code again."""
+        vars(self.module).pop("forward", None)
+
     def _install_forward(self) -> None:
         vars(self.module)["forward"] = self.forward
 
     def _begin_simulation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        vars(self.module).pop("forward", None)  # calls run the module's own code again
+        self.restore_forward()
         try:
             simulation = self._make(self.module, inputs_of_call(self.module, args, kwargs))
             self.untrained = share_parameters(simulation, self.module)

@@ -32,6 +32,8 @@ from neural_mp.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from neural_mp.adaptors.pytorch.training.in_place import InPlaceTraining
+
 #: Attributes of a module: its calibration, and the result that it belongs to.
 _PREPARED, _RESULT = "_neural_mp_prepared", "_neural_mp_result"
 #: Attribute of a module in training.
@@ -80,7 +82,7 @@ def prepare(
         list_algorithm_configs(config)
     )  # errors of options come before the calibration loop
     model = model if inplace else copy.deepcopy(model)
-    previous = getattr(model, _PREPARED, None)
+    previous: Prepared | None = getattr(model, _PREPARED, None)
     if previous is not None:
         previous.close()
     setattr(model, _PREPARED, Prepared(model, config, example_inputs))
@@ -90,7 +92,7 @@ def prepare(
 
 def finalize_calibration(model: Module) -> None:
     """End the calibration of a prepared model."""
-    prepared = getattr(model, _PREPARED, None)
+    prepared: Prepared | None = getattr(model, _PREPARED, None)
     if prepared is not None:
         prepared.close()
 
@@ -110,13 +112,13 @@ def convert(
         ConfigurationError: the model is not prepared, and no configuration is given.
         DataError: the prepared model was not called, and needs calibration or training.
     """
-    trained = getattr(model, _TRAINED, None)
+    trained: InPlaceTraining | None = getattr(model, _TRAINED, None)
     if trained is not None:
         result = finish(trained.simulated_module())
-        trained.remove_hooks()
+        trained.restore_forward()
         delattr(model, _TRAINED)
         return get_own_module(result)
-    prepared = getattr(model, _PREPARED, None)
+    prepared: Prepared | None = getattr(model, _PREPARED, None)
     if prepared is None and quant_config is None:
         raise ConfigurationError(
             "quant_config must be given for a model that was not prepared, got None; give a "
