@@ -6,8 +6,9 @@ Numerically equal, except for the clipping of masks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from neural_mp.adaptors.onnxrt.constant_folding import fold_constants
 from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,
     get_constant_array,
+    get_node_input,
     is_float32,
     require_constant_array,
 )
@@ -35,6 +37,8 @@ _GELU_OPSET, _LAYER_NORM_OPSET = 20, 17
 _MAX_FOLDING_ROUNDS = 16
 #: Relative tolerance of the constants of a pattern.
 _TOLERANCE = 1e-3
+#: Ops that may only add or remove axes of size 1.
+_VIEWS = ("Reshape", "Expand", "Squeeze", "Unsqueeze", "Identity")
 #: Ops between a mask and the Softmax that keep a large negative number large.
 _PASSING_MASKS = frozenset(
     {
@@ -90,6 +94,7 @@ def rewrite_for(
         for node in list(rewritten.graph):
             if node.op_type == "Sqrt" and not node.domain:
                 _replace_by_layer_norm(node, names)
+                _replace_moments_by_layer_norm(node, names)
     if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_find_masks(rewritten))
         for value in masks:
@@ -180,20 +185,19 @@ def _replace_by_gelu(erf: ir.Node, names: GraphNames) -> None:
     is_half = math.isclose(math.prod(constants), 0.5, rel_tol=_TOLERANCE)
     if last is None or others != [data] or not is_half:
         return
-    _replace_result(
-        last, ir.node("Gelu", [data], name=names.reserve_name(f"{erf.name}/Gelu")), names
-    )
+    gelu = ir.node("Gelu", [data], name=names.reserve_name(f"{erf.name}/Gelu"))
+    _replace_result(last, [gelu], names)
 
 
-def _replace_result(last: ir.Node, node: ir.Node, names: GraphNames) -> None:
-    """Compute the result of the last node of a pattern by another node, under the same name."""
-    replaced, result = last.outputs[0], node.outputs[0]
+def _replace_result(last: ir.Node, nodes: Sequence[ir.Node], names: GraphNames) -> None:
+    """Compute the result of the last node of a pattern by other nodes, under the same name."""
+    replaced, result = last.outputs[0], nodes[-1].outputs[0]
     result.type, result.shape = replaced.type, replaced.shape
     assert last.graph is not None
-    last.graph.insert_after(last, node)
+    last.graph.insert_after(last, nodes)
     name, replaced.name = (
         replaced.name,
-        names.reserve_name(f"{replaced.name}/before_{node.op_type}"),
+        names.reserve_name(f"{replaced.name}/before_{nodes[-1].op_type}"),
     )
     replaced.replace_all_uses_with(result, replace_graph_outputs=True)
     result.name = name
@@ -287,7 +291,7 @@ def _replace_by_layer_norm(root: ir.Node, names: GraphNames) -> None:
     name = names.reserve_name(f"{root.name}/LayerNormalization")
     attributes = {"axis": -1, "epsilon": epsilon}
     norm = ir.node("LayerNormalization", inputs, attributes, name=name)
-    _replace_result(last, norm, names)
+    _replace_result(last, [norm], names)
 
 
 def _match_producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
@@ -352,6 +356,139 @@ def _find_row_operand(node: ir.Node | None, kind: str, source: ir.Node) -> ir.Va
     if array is None or array.ndim != 1 or shape is None or shape[-1] != array.size:
         return None
     return operand
+
+
+# The same from moments, as JAX writes it, over any axis:
+# (x - mean(x)) · (γ / √(max(0, mean(x²) - mean(x)²) + ε)) + β.
+
+
+def _replace_moments_by_layer_norm(root: ir.Node, names: GraphNames) -> None:
+    variance, epsilon = _sum_with_number(root.inputs[0])
+    matched = _match_variance(variance)
+    factor = _find_only_reader(root)
+    if matched is None or epsilon is None or factor is None or factor.op_type != "Reciprocal":
+        return
+    data, axis = matched
+    scaled = _find_only_reader(factor)
+    product = None if scaled is None else _find_only_reader(scaled)
+    scale = _find_axis_operand(scaled, "Mul", factor, data, axis)
+    if scaled is None or scale is None or product is None or product.op_type != "Mul":
+        return
+    centered = _match_producer(product.inputs[product.inputs[0] is scaled.outputs[0]], "Sub")
+    if centered is None or centered.inputs[0] is not data:
+        return
+    if _match_moment(_skip_views(centered.inputs[1])) != matched:
+        return
+    addition = _find_only_reader(product)
+    shift = _find_axis_operand(addition, "Add", product, data, axis)
+    last = product if addition is None or shift is None else addition
+    _insert_layer_norm(last, matched, epsilon, (scale, shift), names)
+
+
+def _insert_layer_norm(
+    last: ir.Node,
+    normalized: tuple[ir.Value, int],
+    epsilon: float,
+    parameters: tuple[Array, Array | None],
+    names: GraphNames,
+) -> None:
+    """Compute the result of a node by a LayerNormalization over an axis."""
+    (data, axis), stem = normalized, f"{last.name}/LayerNormalization"
+    order = list(range(_count_axes(data)))
+    order[axis], order[-1] = order[-1], order[axis]
+    nodes: list[ir.Node] = []
+
+    def append_node(kind: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
+        node = ir.node(kind, inputs, attributes, name=names.reserve_name(f"{last.name}/{kind}"))
+        node.outputs[0].name = names.reserve_name(f"{node.name}/result")
+        nodes.append(node)
+        return node.outputs[0]
+
+    is_last = axis == len(order) - 1
+    rows = data if is_last else append_node("Transpose", [data], perm=order)
+    constants = zip(("scale", "shift"), parameters, strict=True)
+    inputs = [names.add_constant(f"{stem}/{n}", a.ravel()) for n, a in constants if a is not None]
+    result = append_node("LayerNormalization", [rows, *inputs], axis=-1, epsilon=epsilon)
+    if not is_last:
+        append_node("Transpose", [result], perm=order)
+    _replace_result(last, nodes, names)
+
+
+def _match_variance(value: ir.Value | None) -> tuple[ir.Value, int] | None:
+    """Return the tensor and the axis whose mean(x²) - mean(x)², at least 0, a value is."""
+    value = _skip_views(value)
+    maximum = _match_producer(value, "Max")
+    if maximum is not None:
+        tensors = [operand for operand in maximum.inputs if _scalar_value(operand) != 0]
+        value = _skip_views(tensors[0]) if len(tensors) == 1 else None
+    difference = _match_producer(value, "Sub")
+    if difference is None:
+        return None
+    of_squares = _match_moment(_skip_views(difference.inputs[0]))
+    mean = _match_moment(_skip_views(_match_square(_skip_views(difference.inputs[1]))))
+    if of_squares is None or mean is None:
+        return None
+    return mean if (_match_square(of_squares[0]), of_squares[1]) == mean else None
+
+
+def _match_moment(value: ir.Value | None) -> tuple[ir.Value, int] | None:
+    """Return the tensor and the axis whose mean a value is, also as a sum times 1 / size."""
+    node = _match_producer(value, "ReduceMean", "Mul", "Div")
+    if node is None:
+        return None
+    candidates = [node] if node.op_type == "ReduceMean" else map(_match_sum, node.inputs)
+    reduction = next((candidate for candidate in candidates if candidate is not None), None)
+    if reduction is None or (data := reduction.inputs[0]) is None or data.shape is None:
+        return None
+    operand = get_node_input(reduction, 1)
+    stored = reduction.attributes.get_ints("axes", ())
+    axes = stored if operand is None else get_constant_array(operand)
+    if axes is None or len(axes) != 1:
+        return None
+    axis = int(axes[0]) % len(data.shape)
+    if node is not reduction:
+        size = data.shape[axis]
+        factor = 1 / size if isinstance(size, int) else math.nan
+        if _match_scaled_by(value, factor) is not reduction.outputs[0]:
+            return None
+    return data, axis
+
+
+def _match_sum(value: ir.Value | None) -> ir.Node | None:
+    return _match_producer(value, "ReduceSum")
+
+
+def _skip_views(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor that a value is with axes of size 1 added or removed."""
+    while (node := _match_producer(value, *_VIEWS)) is not None:
+        source = node.inputs[0]
+        if source is None or value is None or _list_long_axes(source) != _list_long_axes(value):
+            break
+        value = source
+    return value
+
+
+def _list_long_axes(value: ir.Value) -> list[int | ir.SymbolicDim] | None:
+    return None if value.shape is None else [size for size in value.shape if size != 1]
+
+
+def _count_axes(value: ir.Value) -> int:
+    return 0 if value.shape is None else len(value.shape)
+
+
+def _find_axis_operand(
+    node: ir.Node | None, kind: str, source: ir.Node, data: ir.Value, axis: int
+) -> Array | None:
+    """Return the constant, one number per index of an axis, that a node combines with a result."""
+    if node is None or node.op_type != kind or node.domain:
+        return None
+    array = get_constant_array(node.inputs[node.inputs[0] is source.outputs[0]])
+    rank = _count_axes(data)
+    if array is None or not rank or array.ndim > rank or data.shape is None:
+        return None
+    sizes = [1] * (rank - array.ndim) + list(array.shape)
+    is_row = all(size == 1 for position, size in enumerate(sizes) if position != axis)
+    return array if is_row and sizes[axis] == data.shape[axis] else None
 
 
 # Masks
