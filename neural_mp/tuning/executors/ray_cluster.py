@@ -24,9 +24,9 @@ from neural_mp.tuning.executors.contract import (
 from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
-    NumericalTraits,
     Slot,
     check_answer,
+    describe_machine_traits,
     parse_cluster_address,
     run_on_node,
 )
@@ -81,7 +81,7 @@ class RayExecutor(QueuedExecutor):
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         self.check(workers)
-        traits = partial(NumericalTraits.of_this_machine, work.kind)
+        traits = partial(describe_machine_traits, work.kind)
         self._nodes = ClusterNodes(workers, traits, warn)
         import ray
 

@@ -72,6 +72,14 @@ class NumericalTraits:
         ]
 
 
+def describe_machine_traits(kind: type[Adaptor[Any]]) -> NumericalTraits:
+    """Return the traits of the calling machine for the models of an adaptor.
+
+    Nodes get this function by name, and so run their own code.
+    """
+    return NumericalTraits.of_this_machine(kind)
+
+
 def _report_traits(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
     return platform.node(), traits()
 
