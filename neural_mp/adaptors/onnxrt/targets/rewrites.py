@@ -64,6 +64,10 @@ _PASSING_MASKS = frozenset(
 )
 
 
+#: A tensor and one of its axes.
+AxisOf = tuple[ir.Value, int]
+
+
 @dataclass(frozen=True)
 class RewrittenGraph:
     """A graph for planning, and notes on rewriting that changes numbers."""
@@ -94,7 +98,6 @@ def rewrite_for(
         for node in list(rewritten.graph):
             if node.op_type == "Sqrt" and not node.domain:
                 _replace_by_layer_norm(node, names)
-                _replace_moments_by_layer_norm(node, names)
     if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_find_masks(rewritten))
         for value in masks:
@@ -269,131 +272,59 @@ def _scalar_value(value: ir.Value | None) -> float | None:
     return float(array.ravel()[0]) if array is not None and array.size == 1 else None
 
 
-# Layer normalization: γ · (x - mean(x)) / √(mean((x - mean(x))²) + ε) + β, over the last axis.
+# Layer normalization over an axis: γ · (x - mean(x)) / √(variance(x) + ε) + β.
 
 
 def _replace_by_layer_norm(root: ir.Node, names: GraphNames) -> None:
     variance, epsilon = _sum_with_number(root.inputs[0])
-    centered = _match_square(_match_mean(variance))
-    data = _match_centering(centered)
-    quotient = _find_only_reader(root)
-    if data is None or epsilon is None or quotient is None or quotient.op_type != "Div":
-        return
-    is_same = quotient.inputs[0] is centered or _match_centering(quotient.inputs[0]) is data
-    product = _find_only_reader(quotient)
-    scale = _find_row_operand(product, "Mul", quotient)
-    if not is_same or quotient.inputs[1] is not root.outputs[0] or product is None or scale is None:
-        return
-    addition = _find_only_reader(product)
-    shift = _find_row_operand(addition, "Add", product)
-    last = product if addition is None or shift is None else addition
-    inputs = [data, scale] if shift is None else [data, scale, shift]
-    name = names.reserve_name(f"{root.name}/LayerNormalization")
-    attributes = {"axis": -1, "epsilon": epsilon}
-    norm = ir.node("LayerNormalization", inputs, attributes, name=name)
-    _replace_result(last, [norm], names)
-
-
-def _match_producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
-    """Return the node that computes a value, if of one of some op types."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type in kinds and not node.domain else None
-
-
-def _sum_with_number(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
-    """Return the tensor and the number whose sum a value is; None and None for other values."""
-    node = _match_producer(value, "Add")
-    for position, operand in enumerate(node.inputs if node is not None else ()):
-        number = _scalar_value(operand)
-        if node is not None and number is not None:
-            return node.inputs[1 - position], number
-    return None, None
-
-
-def _match_mean(value: ir.Value | None) -> ir.Value | None:
-    """Return the tensor whose mean over the last axis, which stays, a value is."""
-    node = _match_producer(value, "ReduceMean")
-    if node is None or not node.attributes.get_int("keepdims", 1) or node.inputs[0] is None:
-        return None
-    data = node.inputs[0]
-    axes = (
-        get_constant_array(node.inputs[1])
-        if len(node.inputs) > 1
-        else node.attributes.get_ints("axes", ())
-    )
-    last = (-1,) if data.shape is None else (-1, len(data.shape) - 1)
-    return data if axes is not None and len(axes) == 1 and axes[0] in last else None
-
-
-def _match_square(value: ir.Value | None) -> ir.Value | None:
-    """Return the tensor whose square a value is."""
-    node = _match_producer(value, "Pow", "Mul")
-    if node is None:
-        return None
-    is_square = node.inputs[0] is node.inputs[1]
-    if node.op_type == "Pow":
-        is_square = _scalar_value(node.inputs[1]) == 2
-    return node.inputs[0] if is_square else None
-
-
-def _match_centering(value: ir.Value | None) -> ir.Value | None:
-    """Return the tensor that a value is, less its mean over the last axis."""
-    node = _match_producer(value, "Sub")
-    return (
-        node.inputs[0]
-        if node is not None and _match_mean(node.inputs[1]) is node.inputs[0]
-        else None
-    )
-
-
-def _find_row_operand(node: ir.Node | None, kind: str, source: ir.Node) -> ir.Value | None:
-    """Return the constant, one number per channel, that a node combines with a result."""
-    if node is None or node.op_type != kind or node.domain:
-        return None
-    position = list(node.inputs).index(source.outputs[0])
-    operand, shape = node.inputs[1 - position], source.outputs[0].shape
-    array = get_constant_array(operand)
-    if array is None or array.ndim != 1 or shape is None or shape[-1] != array.size:
-        return None
-    return operand
-
-
-# The same from moments, as JAX writes it, over any axis:
-# (x - mean(x)) · (γ / √(max(0, mean(x²) - mean(x)²) + ε)) + β.
-
-
-def _replace_moments_by_layer_norm(root: ir.Node, names: GraphNames) -> None:
-    variance, epsilon = _sum_with_number(root.inputs[0])
     matched = _match_variance(variance)
-    factor = _find_only_reader(root)
-    if matched is None or epsilon is None or factor is None or factor.op_type != "Reciprocal":
+    if matched is None or epsilon is None or not _is_column(root.outputs[0], matched):
         return
-    data, axis = matched
-    scaled = _find_only_reader(factor)
-    product = None if scaled is None else _find_only_reader(scaled)
-    scale = _find_axis_operand(scaled, "Mul", factor, data, axis)
-    if scaled is None or scale is None or product is None or product.op_type != "Mul":
+    scaling = _match_division(root, matched) or _match_reciprocal(root, matched)
+    if scaling is None:
         return
-    centered = _match_producer(product.inputs[product.inputs[0] is scaled.outputs[0]], "Sub")
-    if centered is None or centered.inputs[0] is not data:
-        return
-    if _match_moment(_skip_views(centered.inputs[1])) != matched:
-        return
+    product, scale = scaling
     addition = _find_only_reader(product)
-    shift = _find_axis_operand(addition, "Add", product, data, axis)
+    shift = _find_axis_operand(addition, "Add", product, matched)
     last = product if addition is None or shift is None else addition
     _insert_layer_norm(last, matched, epsilon, (scale, shift), names)
 
 
+def _match_division(root: ir.Node, matched: AxisOf) -> tuple[ir.Node, Array] | None:
+    """Return the product with γ, and γ, of γ · ((x - mean) / root)."""
+    quotient = _find_only_reader(root)
+    if quotient is None or quotient.op_type != "Div" or quotient.inputs[1] is not root.outputs[0]:
+        return None
+    product = _find_only_reader(quotient)
+    scale = _find_axis_operand(product, "Mul", quotient, matched)
+    if product is None or scale is None or _match_centering(quotient.inputs[0]) != matched:
+        return None
+    return product, scale
+
+
+def _match_reciprocal(root: ir.Node, matched: AxisOf) -> tuple[ir.Node, Array] | None:
+    """Return the last product, and γ, of (x - mean) · (γ · (1 / root)), as JAX writes."""
+    reciprocal = _find_only_reader(root)
+    if reciprocal is None or reciprocal.op_type != "Reciprocal":
+        return None
+    factor = _find_only_reader(reciprocal)
+    product = None if factor is None else _find_only_reader(factor)
+    scale = _find_axis_operand(factor, "Mul", reciprocal, matched)
+    if factor is None or product is None or product.op_type != "Mul" or scale is None:
+        return None
+    centered = product.inputs[product.inputs[0] is factor.outputs[0]]
+    return (product, scale) if _match_centering(centered) == matched else None
+
+
 def _insert_layer_norm(
     last: ir.Node,
-    normalized: tuple[ir.Value, int],
+    matched: AxisOf,
     epsilon: float,
     parameters: tuple[Array, Array | None],
     names: GraphNames,
 ) -> None:
     """Compute the result of a node by a LayerNormalization over an axis."""
-    (data, axis), stem = normalized, f"{last.name}/LayerNormalization"
+    (data, axis), stem = matched, f"{last.name}/LayerNormalization"
     order = list(range(_count_axes(data)))
     order[axis], order[-1] = order[-1], order[axis]
     nodes: list[ir.Node] = []
@@ -414,9 +345,13 @@ def _insert_layer_norm(
     _replace_result(last, nodes, names)
 
 
-def _match_variance(value: ir.Value | None) -> tuple[ir.Value, int] | None:
-    """Return the tensor and the axis whose mean(x²) - mean(x)², at least 0, a value is."""
+def _match_variance(value: ir.Value | None) -> AxisOf | None:
+    """Return what a value is the variance of, by squares of differences or by moments."""
     value = _skip_views(value)
+    moment = _match_moment(value)
+    if moment is not None:
+        centered = _match_centering(_match_square(moment[0]))
+        return centered if centered is not None and centered[1] == moment[1] else None
     maximum = _match_producer(value, "Max")
     if maximum is not None:
         tensors = [operand for operand in maximum.inputs if _scalar_value(operand) != 0]
@@ -431,7 +366,7 @@ def _match_variance(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     return mean if (_match_square(of_squares[0]), of_squares[1]) == mean else None
 
 
-def _match_moment(value: ir.Value | None) -> tuple[ir.Value, int] | None:
+def _match_moment(value: ir.Value | None) -> AxisOf | None:
     """Return the tensor and the axis whose mean a value is, also as a sum times 1 / size."""
     node = _match_producer(value, "ReduceMean", "Mul", "Div")
     if node is None:
@@ -452,6 +387,52 @@ def _match_moment(value: ir.Value | None) -> tuple[ir.Value, int] | None:
         if _match_scaled_by(value, factor) is not reduction.outputs[0]:
             return None
     return data, axis
+
+
+def _match_centering(value: ir.Value | None) -> AxisOf | None:
+    """Return the tensor that a value is, less its mean over an axis."""
+    node = _match_producer(value, "Sub")
+    matched = None if node is None else _match_moment(_skip_views(node.inputs[1]))
+    if node is None or matched is None or node.inputs[0] is not matched[0]:
+        return None
+    return matched if _is_column(node.inputs[1], matched) else None
+
+
+def _is_column(value: ir.Value | None, matched: AxisOf) -> bool:
+    """Whether a value has the shape of a tensor whose axis has one element."""
+    data, axis = matched
+    if value is None or value.shape is None or data.shape is None:
+        return False
+    column = list(data.shape)
+    column[axis] = 1
+    return list(value.shape) == column
+
+
+def _match_square(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor whose square a value is."""
+    node = _match_producer(value, "Pow", "Mul")
+    if node is None:
+        return None
+    is_square = node.inputs[0] is node.inputs[1]
+    if node.op_type == "Pow":
+        is_square = _scalar_value(node.inputs[1]) == 2
+    return node.inputs[0] if is_square else None
+
+
+def _match_producer(value: ir.Value | None, *kinds: str) -> ir.Node | None:
+    """Return the node that computes a value, if of one of some op types."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type in kinds and not node.domain else None
+
+
+def _sum_with_number(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+    """Return the tensor and the number whose sum a value is; None and None for other values."""
+    node = _match_producer(value, "Add")
+    for position, operand in enumerate(node.inputs if node is not None else ()):
+        number = _scalar_value(operand)
+        if node is not None and number is not None:
+            return node.inputs[1 - position], number
+    return None, None
 
 
 def _match_sum(value: ir.Value | None) -> ir.Node | None:
@@ -477,12 +458,13 @@ def _count_axes(value: ir.Value) -> int:
 
 
 def _find_axis_operand(
-    node: ir.Node | None, kind: str, source: ir.Node, data: ir.Value, axis: int
+    node: ir.Node | None, kind: str, source: ir.Node, matched: AxisOf
 ) -> Array | None:
     """Return the constant, one number per index of an axis, that a node combines with a result."""
     if node is None or node.op_type != kind or node.domain:
         return None
     array = get_constant_array(node.inputs[node.inputs[0] is source.outputs[0]])
+    data, axis = matched
     rank = _count_axes(data)
     if array is None or not rank or array.ndim > rank or data.shape is None:
         return None
