@@ -31,8 +31,8 @@ MAX_TRIALS = 6
 _AIM_RATIO = 0.7
 #: A plan must be cheaper by this fraction to be worth a trial.
 _LEAST_GAIN_RATIO = 0.01
-#: Floor of noises and losses, against the logarithm of 0.
-_FLOOR = 1e-12
+#: Floor of noises, against the logarithm of 0: outputs that saturate have noises of 1e-25.
+_FLOOR = 1e-300
 
 
 class Widening(Strategy):

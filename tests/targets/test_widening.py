@@ -183,3 +183,19 @@ def test_last_trial_is_for_the_widest_plan_if_all_others_missed():
             proposed.append(plan)
     assert len(proposed) == 3
     assert proposed[-1] == PrecisionPlan(path[-1].configs)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e-25])
+def test_trials_do_not_depend_on_the_scale_of_noise(unit):
+    """Saturated outputs have noises far below those of others: only their ratios count."""
+    path = [WidthPlan({f"op{i}": FP32}, unit * 0.8**i, i + 1.0) for i in range(40)]
+    problem = SimpleNamespace(tolerance=0.01)
+    search, trials = _try_path(path, problem, 0.04, 5), list[int]()
+    with suppress(StopIteration):
+        (plan,) = next(search)
+        while True:
+            trials.append(int(next(iter(plan.configs)).removeprefix("op")))
+            loss = 0.04 * 0.8 ** trials[-1]
+            outcome = Outcome.MET if loss <= 0.01 else Outcome.MISSED
+            (plan,) = search.send([Trial(plan, outcome, 1 - loss, loss)])
+    assert trials == [8, 4, 6, 7]
