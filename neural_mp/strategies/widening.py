@@ -31,6 +31,8 @@ MAX_TRIALS = 6
 _AIM_RATIO = 0.7
 #: A plan must be cheaper by this fraction to be worth a trial.
 _LEAST_GAIN_RATIO = 0.01
+#: Least power of the noise that the loss is taken to follow.
+_LEAST_EXPONENT = 0.1
 #: Floor of noises, against the logarithm of 0: outputs that saturate have noises of 1e-25.
 _FLOOR = 1e-300
 
@@ -46,7 +48,7 @@ class Widening(Strategy):
     4. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
        path of plans, most noise removed per estimated cost first.
     5. Plans of the path between those that missed and those that met are tried: the loss is taken
-       to be proportional to the noise. At most six trials.
+       to follow a power of the noise, by the last two that missed. At most six trials.
 
     Without an accelerator as the target, the strategy is `basic`.
     """
@@ -165,37 +167,58 @@ def _try_path(
     one is for the widest plan, so that no model stays in float that could meet the target.
     """
     missed, met = 0, len(path)
+    losses = {} if loss is None else {0: loss}
     for remaining in reversed(range(trials)):
         if met - missed <= 1:
             return
         if met < len(path) and path[missed + 1].cost > (1 - _LEAST_GAIN_RATIO) * path[met].cost:
             return  # the cheapest plan that was not tried is hardly cheaper than the one that met
-        index = _choose_next_index(path, missed, met, loss, problem.tolerance)
+        index = _choose_next_index(path, missed, met, losses, problem.tolerance)
         if not remaining and met == len(path):
             index = met - 1
         (trial,) = yield [PrecisionPlan(path[index].configs)]
         if trial.meets_accuracy:
             met = index
-        else:
-            missed, loss = index, trial.loss
+            continue
+        missed = index
+        if trial.loss is not None:
+            losses[index] = trial.loss
 
 
 def _choose_next_index(
-    path: Sequence[WidthPlan], missed: int, met: int, loss: float | None, tolerance: float | None
+    path: Sequence[WidthPlan],
+    missed: int,
+    met: int,
+    losses: Mapping[int, float],
+    tolerance: float | None,
 ) -> int:
     """Return the index of the next plan to try, between one that missed and one that met.
 
-    By the loss of the plan that missed, if nothing has met yet; else the middle in noise.
+    By the losses of the plans that missed, if nothing has met yet; else the middle in noise.
     """
     inside = range(missed + 1, met)
-    noise = max(path[missed].noise, _FLOOR)
+    noise, loss = max(path[missed].noise, _FLOOR), losses.get(missed)
     if met == len(path):
         if loss and tolerance and loss > 0:
-            aim = noise * _AIM_RATIO * tolerance / loss
-            fitting = (index for index in inside if path[index].noise <= aim)
+            fall = (_AIM_RATIO * tolerance / loss) ** (1 / _estimate_exponent(path, losses))
+            fitting = (index for index in inside if path[index].noise <= noise * fall)
             return next(fitting, inside[-1])
         return inside[len(inside) // 2]
     least = max(path[met].noise, _FLOOR)
     middle = (log(noise) + log(least)) / 2
     fitting = (index for index in inside if log(max(path[index].noise, _FLOOR)) <= middle)
     return min(next(fitting, inside[-1]), inside[-1])
+
+
+def _estimate_exponent(path: Sequence[WidthPlan], losses: Mapping[int, float]) -> float:
+    """Return the power of the noise that the loss follows, by the last two plans that missed.
+
+    1 before the second; at least `_LEAST_EXPONENT`, as for a loss that has not fallen.
+    """
+    if len(losses) < 2:
+        return 1.0
+    (first, before), (second, after) = list(losses.items())[-2:]
+    noise = log(max(path[first].noise, _FLOOR) / max(path[second].noise, _FLOOR))
+    if after <= 0 or before <= after or noise <= 0:
+        return _LEAST_EXPONENT
+    return min(max(log(before / after) / noise, _LEAST_EXPONENT), 1.0)

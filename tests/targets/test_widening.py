@@ -185,17 +185,29 @@ def test_last_trial_is_for_the_widest_plan_if_all_others_missed():
     assert proposed[-1] == PrecisionPlan(path[-1].configs)
 
 
-@pytest.mark.parametrize("unit", [1e-3, 1e-25])
-def test_trials_do_not_depend_on_the_scale_of_noise(unit):
-    """Saturated outputs have noises far below those of others: only their ratios count."""
-    path = [WidthPlan({f"op{i}": FP32}, unit * 0.8**i, i + 1.0) for i in range(40)]
-    problem = SimpleNamespace(tolerance=0.01)
-    search, trials = _try_path(path, problem, 0.04, 5), list[int]()
+def tried_indices(unit, exponent, trials=5):
+    """Indices of the plans tried, where the loss follows a power of the noise, from 4 % on."""
+    path = [WidthPlan({f"op{i}": FP32}, unit * 0.8**i, i + 1.0) for i in range(80)]
+    search, indices = _try_path(path, SimpleNamespace(tolerance=0.01), 0.04, trials), list[int]()
     with suppress(StopIteration):
         (plan,) = next(search)
         while True:
-            trials.append(int(next(iter(plan.configs)).removeprefix("op")))
-            loss = 0.04 * 0.8 ** trials[-1]
+            indices.append(int(next(iter(plan.configs)).removeprefix("op")))
+            loss = 0.04 * 0.8 ** (exponent * indices[-1])
             outcome = Outcome.MET if loss <= 0.01 else Outcome.MISSED
             (plan,) = search.send([Trial(plan, outcome, 1 - loss, loss)])
-    assert trials == [8, 4, 6, 7]
+    return indices
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e-25])
+def test_trials_do_not_depend_on_the_scale_of_noise(unit):
+    """Saturated outputs have noises far below those of others: only their ratios count."""
+    assert tried_indices(unit, 1.0) == [8, 4, 6, 7]
+
+
+def test_loss_that_falls_slowly_moves_the_next_trial_further():
+    """The loss is the square root of the noise; plans from 13 on meet the target."""
+    first, second, *others = tried_indices(1e-3, 0.5)
+    assert first == 8
+    assert second == 16
+    assert min(index for index in (second, *others) if index >= 13) <= 14
