@@ -33,6 +33,8 @@ _AIM_RATIO = 0.7
 _LEAST_GAIN_RATIO = 0.01
 #: Least power of the noise that the loss is taken to follow.
 _LEAST_EXPONENT = 0.1
+#: Least noise of a plan that met, over that of one that missed: plans in float have none.
+_LEAST_NOISE_RATIO = 1e-4
 #: Floor of noises, against the logarithm of 0: outputs that saturate have noises of 1e-25.
 _FLOOR = 1e-300
 
@@ -204,7 +206,7 @@ def _choose_next_index(
             fitting = (index for index in inside if path[index].noise <= noise * fall)
             return next(fitting, inside[-1])
         return inside[len(inside) // 2]
-    least = max(path[met].noise, _FLOOR)
+    least = max(path[met].noise, noise * _LEAST_NOISE_RATIO)
     middle = (log(noise) + log(least)) / 2
     fitting = (index for index in inside if log(max(path[index].noise, _FLOOR)) <= middle)
     return min(next(fitting, inside[-1]), inside[-1])
