@@ -25,6 +25,7 @@ from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     Grid,
     make_activation_grid,
     make_fixed_grid,
+    make_observed_grid,
     make_weight_grid,
 )
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
@@ -202,9 +203,7 @@ class _Writer:
             ) from None
 
     def _activation_grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
-        rules = self.profile.activation
-        is_power = rules.scale == "power_of_two"
-        return make_activation_grid(*self._get_observed_range(value), dtype, rules.scheme, is_power)
+        return make_observed_grid(*self._get_observed_range(value), dtype, self.profile.activation)
 
     def _choose_output_grid(self, node: ir.Node, value: ir.Value, dtype: QuantDType) -> Grid:
         fixed = self.profile.fixed.get(node.op_type, {}).get(dtype)

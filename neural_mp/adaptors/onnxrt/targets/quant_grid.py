@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.core.enums import QuantDType, Scheme
+from neural_mp.targets.profile import Activations
 
 #: Storage type → element type of ONNX.
 ELEMENT_TYPES = {
@@ -27,6 +28,10 @@ def get_type_limits(dtype: QuantDType) -> tuple[int, int]:
     """Return the least and the largest integer of a storage type."""
     info = np.iinfo(ELEMENT_TYPES[dtype].numpy())
     return int(info.min), int(info.max)
+
+
+#: Range of a grid of 16 bits over the calibrated range.
+_RANGE_RATIO_16_BITS = 2.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,17 @@ class Grid:
             shape[self.axis] = -1
         scale, zero = (part.reshape(shape) for part in (self.scale, self.zero_point))
         return ((integers.astype(np.float64) - zero) * scale).astype(np.float32)
+
+
+def make_observed_grid(low: float, high: float, dtype: QuantDType, activation: Activations) -> Grid:
+    """Return the grid of a tensor with a calibrated range; in 16 bits, of twice the range.
+
+    Values of other data exceed the range and saturate; one bit of 16 for them costs 6 of 98 dB.
+    """
+    if dtype in (QuantDType.INT16, QuantDType.UINT16):
+        low, high = _RANGE_RATIO_16_BITS * low, _RANGE_RATIO_16_BITS * high
+    is_power = activation.scale == "power_of_two"
+    return make_activation_grid(low, high, dtype, activation.scheme, is_power)
 
 
 def make_activation_grid(

@@ -22,8 +22,8 @@ from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, require_constant_array
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     Grid,
-    make_activation_grid,
     make_fixed_grid,
+    make_observed_grid,
     make_weight_grid,
 )
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import find_channel_axis, find_constant_weight
@@ -186,14 +186,13 @@ class _Builder:
 
     def _candidate_grids(self, value: ir.Value, dtype: QuantDType) -> dict[str, Grid]:
         """Return calibration algorithm → the grid of a tensor; a fixed one is the default."""
-        producer, rules = value.producer(), self.profile.activation
+        producer = value.producer()
         if producer is not None:
             fixed = self.profile.fixed.get(producer.op_type, {}).get(dtype)
             if fixed is not None:
                 return {_DEFAULT: make_fixed_grid(*fixed, dtype)}
-        is_power = rules.scale == "power_of_two"
         return {
-            algorithm: make_activation_grid(*ranges[str(value.name)], dtype, rules.scheme, is_power)
+            algorithm: make_observed_grid(*ranges[str(value.name)], dtype, self.profile.activation)
             for algorithm, ranges in self.ranges.items()
         }
 
