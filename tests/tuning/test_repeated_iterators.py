@@ -1,7 +1,5 @@
 """Loaders that return one iterator in every pass: accepted if it starts again, else refused."""
 
-import multiprocessing
-
 import numpy as np
 import pytest
 import torch
@@ -62,8 +60,8 @@ def test_an_iterator_that_continues_is_refused_after_an_interrupted_and_a_comple
             numbers_of(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="forks workers")
 def test_persistent_workers_of_torch_are_read_in_every_pass(shuffled):
     rows = torch.arange(23)
     loader = torch.utils.data.DataLoader(
@@ -72,7 +70,8 @@ def test_persistent_workers_of_torch_are_read_in_every_pass(shuffled):
         shuffle=shuffled,
         num_workers=1,
         persistent_workers=True,
-        multiprocessing_context="fork",
+        # A fork of a process that runs other frameworks' threads may crash.
+        multiprocessing_context="spawn",
     )
     batches = Batches(loader, "eval_dataloader")
     assert len(batches.first_pair[1]) == 4  # an interrupted pass
