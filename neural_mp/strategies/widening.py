@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import log, sqrt
 
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
@@ -200,16 +200,13 @@ def _choose_next_index(
     """
     inside = range(missed + 1, met)
     noise, loss = max(path[missed].noise, _FLOOR), losses.get(missed)
-    if met == len(path):
-        if loss and tolerance and loss > 0:
-            fall = (_AIM_RATIO * tolerance / loss) ** (1 / _estimate_exponent(path, losses))
-            fitting = (index for index in inside if path[index].noise <= noise * fall)
-            return next(fitting, inside[-1])
+    if met < len(path):
+        fall = sqrt(max(path[met].noise / noise, _LEAST_NOISE_RATIO))
+    elif loss and tolerance and loss > 0:
+        fall = (_AIM_RATIO * tolerance / loss) ** (1 / _estimate_exponent(path, losses))
+    else:
         return inside[len(inside) // 2]
-    least = max(path[met].noise, noise * _LEAST_NOISE_RATIO)
-    middle = (log(noise) + log(least)) / 2
-    fitting = (index for index in inside if log(max(path[index].noise, _FLOOR)) <= middle)
-    return min(next(fitting, inside[-1]), inside[-1])
+    return next((i for i in inside if path[i].noise <= noise * fall), inside[-1])
 
 
 def _estimate_exponent(path: Sequence[WidthPlan], losses: Mapping[int, float]) -> float:

@@ -55,10 +55,10 @@ def rewritten(net):
     draw = np.random.default_rng(0)
     data = draw.normal(3, 2, (4, SIZE, SIZE)).astype(np.float32)
     adaptor = TargetAdaptor(load_profile("qnn"))
-    held = adaptor.load(net, example=(data,))
-    kinds = [node.op_type for node in held.program.graph]
+    model = adaptor.load(net, example=(data,))
+    kinds = [node.op_type for node in model.program.graph]
     (expected,) = run(net, x=data)
-    return kinds, adaptor.predict(replace(held, given=None, _runners={}), data), expected
+    return kinds, adaptor.predict(replace(model, given=None, _runners={}), data), expected
 
 
 @pytest.mark.parametrize("options", [{}, {"with_maximum": False}, {"with_shift": False}])

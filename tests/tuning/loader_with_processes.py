@@ -13,7 +13,7 @@ PARTS = [slice(0, 2), slice(2, 4), slice(4, None)]
 if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(SAMPLES, 4, num_workers=1)
     batches = Batches(loader, "eval_dataloader")
-    found = [
+    labels = [
         [label.tolist() for _, label in batches.iterate_pairs(part)] for part in (None, *PARTS)
     ]
-    print(json.dumps(found))
+    print(json.dumps(labels))

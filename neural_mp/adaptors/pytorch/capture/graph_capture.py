@@ -276,9 +276,11 @@ def use_export(
     Raises:
         ConversionError: `use` takes too long also with fixed sizes.
     """
-    known, leaves = graph.meta[SIZES], list_flat_inputs(graph, call.args, call.kwargs)
+    all_sizes, leaves = graph.meta[SIZES], list_flat_inputs(graph, call.args, call.kwargs)
     for axes, first_fixed in (("all", None), ("first", 1), ("none", 0)):
-        sizes = known if first_fixed is None else with_fixed_axes(known, leaves, first_fixed)
+        sizes = (
+            all_sizes if first_fixed is None else with_fixed_axes(all_sizes, leaves, first_fixed)
+        )
         try:
             with _limit_export_time(graph, axes):
                 program = export_program(graph, call, sizes)

@@ -78,9 +78,8 @@ def prepare(
         example_inputs: inputs of one call, if the model is not called before `convert`.
     """
     config = parse_config_dict(quant_config)
-    merge_algorithm_rules(
-        list_algorithm_configs(config)
-    )  # errors of options come before the calibration loop
+    # Errors of options come before the calibration loop.
+    merge_algorithm_rules(list_algorithm_configs(config))
     model = model if inplace else copy.deepcopy(model)
     previous: Prepared | None = getattr(model, _PREPARED, None)
     if previous is not None:
