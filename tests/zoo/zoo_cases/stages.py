@@ -106,11 +106,16 @@ def _tuned(case: ZooCase, folder: Path, full: bool) -> Any:
 
 @contextmanager
 def _timed(full: bool) -> Iterator[None]:
-    """Measure latencies only in a full run: they take more time than all the rest."""
+    """Measure latencies, and compare runtimes, only in a full run.
+
+    Both take more time than all the rest, and OpenVINO waits forever in a child of a process that
+    has compiled a model.
+    """
     if full:
         yield
         return
     from neural_mp.tuning import recording
+    from neural_mp.tuning.listener import Listener
     from neural_mp.tuning.measurement.objectives import Measurement
 
     def rounds(_: object, models: Any, **__: object) -> list[list[float]]:
@@ -119,6 +124,7 @@ def _timed(full: bool) -> Iterator[None]:
     with (
         mock.patch.object(recording, "_profile_ops", return_value={}),
         mock.patch.object(Measurement, "measure_rounds", rounds),
+        mock.patch.object(Listener, "wants_hints", False),
     ):
         yield
 
