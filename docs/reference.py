@@ -110,7 +110,9 @@ def _profile_rows(part: type, prefix: str) -> Iterator[str]:
 
 
 def _profile_default(value: object) -> str:
-    return f"`{value}`" if isinstance(value, str | float) else "none"
+    words = value if isinstance(value, tuple) else (value,)
+    plain = all(isinstance(word, str | float) for word in words)
+    return ", ".join(f"`{word}`" for word in words) if words and plain else "none"
 
 
 def _with_rows(page: str) -> str:

@@ -62,7 +62,8 @@ _Granularity = Annotated[
 ]
 _Name = Annotated[str, short_string]
 _Factor = Annotated[float, positive_float]
-_ScaleRule = Annotated[str, one_of(("any", "power_of_two"))]
+_POWER_OF_TWO = "power_of_two"
+_ScaleRule = Annotated[str, one_of(("any", _POWER_OF_TWO))]
 
 
 class _Part(JsonFields):
@@ -84,6 +85,11 @@ class Activations(_Part):
     types: tuple[QuantDType, ...]
     scheme: Scheme
     scale: _ScaleRule = "any"
+
+    @property
+    def needs_power_of_two(self) -> bool:
+        """Whether every scale must be a power of two."""
+        return self.scale == _POWER_OF_TWO
 
     def of_bits(self, bits: int) -> QuantDType | None:
         """Return the storage type of a width; None if the target has none."""
@@ -107,6 +113,11 @@ class Weights(_Part):
     per_tensor: _OpTypes = frozenset()
     scale: _ScaleRule = "any"
     by_op: Mapping[_Name, QuantDType] = field(default_factory=dict)
+
+    @property
+    def needs_power_of_two(self) -> bool:
+        """Whether every scale must be a power of two."""
+        return self.scale == _POWER_OF_TWO
 
     def of_bits(self, op_type: str, bits: int) -> QuantDType | None:
         """Return the storage type of an op type's weight; None if the target has none."""
@@ -210,7 +221,8 @@ class TargetProfile(_Part):
         float_only: op type → the reason why an op stays in float although the compiler takes
             quantized inputs.
         refuse: op types that the compiler does not take.
-        rewrites: rewrites of the graph before planning.
+        rewrites: rewrites of the graph before planning; by default masks are clipped, as an addend
+            of -3.4e38 before a Softmax takes all steps of a scale.
         options: options of the execution provider.
         sources: addresses of documents and sources.
     """
@@ -235,7 +247,7 @@ class TargetProfile(_Part):
     others: tuple[Group, ...] = ()
     float_only: Mapping[_Name, str] = field(default_factory=dict)
     refuse: _OpTypes = frozenset()
-    rewrites: tuple[Annotated[str, one_of(REWRITES)], ...] = ()
+    rewrites: tuple[Annotated[str, one_of(REWRITES)], ...] = ("mask_clip",)
     options: Mapping[_Name, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 

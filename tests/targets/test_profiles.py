@@ -29,6 +29,11 @@ def write(tmp_path, changes) -> str:
     return str(path)
 
 
+def test_masks_are_clipped_unless_a_profile_lists_its_rewrites(tmp_path):
+    assert load_profile(write(tmp_path, {"rewrites": None})).rewrites == ("mask_clip",)
+    assert load_profile(write(tmp_path, {"rewrites": []})).rewrites == ()
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_shipped_profile_is_consistent(file):
     profile = load_profile(file.stem)

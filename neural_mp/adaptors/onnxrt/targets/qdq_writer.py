@@ -274,7 +274,7 @@ class _Writer:
         by_channel = spec.granularity is Granularity.PER_CHANNEL
         axis = find_channel_axis(node) if by_channel else None
         least = self._least_weight_scale(node, axis, data_scale)
-        is_power = self.profile.weight.scale == "power_of_two"
+        is_power = self.profile.weight.needs_power_of_two
         grid = make_weight_grid(values, spec.dtype, axis, is_power, least)
         position = list(node.inputs).index(weight)
         name = f"{node.name}/{weight.name}/{spec.dtype}"
@@ -332,7 +332,7 @@ class _Writer:
             ]
             plain = self._insert_dequantize_by(integers, parts, axis, f"{name}/int32", node)
         else:
-            is_power = self.profile.weight.scale == "power_of_two"
+            is_power = self.profile.weight.needs_power_of_two
             grid = make_weight_grid(values, QuantDType.INT8, None, is_power)
             integers = self._names.add_constant(f"{name}/int8", grid.quantize_values(values))
             plain = self._insert_dequantize(integers, grid, f"{name}/int8", node)
@@ -344,7 +344,7 @@ class _Writer:
         """Return a constant operand in the storage type of the activations, and its grid."""
         values, rules = require_constant_array(value), self.profile.activation
         low, high = float(values.min(initial=0)), float(values.max(initial=0))
-        grid = make_activation_grid(low, high, dtype, rules.scheme, rules.scale == "power_of_two")
+        grid = make_activation_grid(low, high, dtype, rules.scheme, rules.needs_power_of_two)
         name = f"{node.name}/{value.name}/{dtype}"
         integers = self._names.add_constant(name, grid.quantize_values(values))
         return self._insert_dequantize(integers, grid, name, node), grid

@@ -75,7 +75,7 @@ def make_observed_grid(low: float, high: float, dtype: QuantDType, activation: A
     """
     if dtype in (QuantDType.INT16, QuantDType.UINT16):
         low, high = _RANGE_RATIO_16_BITS * low, _RANGE_RATIO_16_BITS * high
-    is_power = activation.scale == "power_of_two"
+    is_power = activation.needs_power_of_two
     return make_activation_grid(low, high, dtype, activation.scheme, is_power)
 
 

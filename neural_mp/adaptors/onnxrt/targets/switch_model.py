@@ -203,9 +203,7 @@ class _Builder:
         branches, switches = list[_Branch](), dict[QuantDType, str]()
         for dtype, per_channel in sorted(by_channel.items()):
             axis = find_channel_axis(node) if per_channel else None
-            grid = make_weight_grid(
-                values, dtype, axis, self.profile.weight.scale == "power_of_two"
-            )
+            grid = make_weight_grid(values, dtype, axis, self.profile.weight.needs_power_of_two)
             name = f"{node.name}/{weight.name}/{dtype}"
             rounded = self._new.add_constant(
                 f"{name}/rounded", grid.dequantize_integers(grid.quantize_values(values))

@@ -163,7 +163,7 @@ class _Audit:
             yield fail(Rule.GRANULARITY, "have one constant scale", _scales_text(pair))
         elif not (np.isfinite(pair.first_scale) and pair.first_scale > 0):
             yield fail(Rule.SCALE, "have a finite scale above 0", f"{pair.first_scale}")
-        elif rules.scale == "power_of_two" and not _is_power_of_two(pair.scale):
+        elif rules.needs_power_of_two and not _is_power_of_two(pair.scale):
             yield fail(Rule.SCALE, "have a power of two as its scale", f"{pair.first_scale:.8g}")
         middle = _middle_code(pair.dtype)
         is_fixed = any(self._find_fixed_params(use, pair) for use in _pair_producers(pair))
@@ -305,7 +305,7 @@ class _Audit:
             )
         if pair.dtype is not None and pair.dtype.is_signed() and not _is_zero(pair, 0):
             yield fail(Rule.ZERO_POINT, "have zero point 0 for its weight", pair.as_text)
-        if rules.scale == "power_of_two" and not _is_power_of_two(pair.scale):
+        if rules.needs_power_of_two and not _is_power_of_two(pair.scale):
             yield fail(Rule.SCALE, "have powers of two as scales of its weight", _scales_text(pair))
         if weight.is_rounded != (self.profile.placement.weights == "qdq"):
             forms = ("stored integers", "floats that a QuantizeLinear rounds")
@@ -342,7 +342,7 @@ class _Audit:
         if not _is_zero(pair, 0):
             yield fail(Rule.ZERO_POINT, "have zero point 0 for its bias", pair.as_text)
         if rule == "int8":
-            if self.profile.weight.scale == "power_of_two" and not _is_power_of_two(pair.scale):
+            if self.profile.weight.needs_power_of_two and not _is_power_of_two(pair.scale):
                 yield fail(
                     Rule.SCALE, "have a power of two as the scale of its bias", _scales_text(pair)
                 )
