@@ -166,6 +166,10 @@ class ConversionError(NeuralMPError):
     """A valid plan that could not be turned into a model."""
 
 
+class ForkError(NeuralMPError):
+    """A runtime that is used in a forked child after its parent has used the same runtime."""
+
+
 class DataError(NeuralMPError):
     """A dataset or data loader that is missing, empty or malformed."""
 

@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.threads import get_allowed_threads
 from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS, get_op_row
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
+from neural_mp.util.system.forks import check_process
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +175,7 @@ class Runner:
 
     Raises:
         ConversionError: OpenVINO rejects the model, or compiles a model of other shapes.
+        ForkError: OpenVINO compiled a model in a parent of this process before the fork.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class Runner:
         streams: int | None = None,
         low_precision: bool = True,
     ) -> None:
+        check_process("OpenVINO")
         settings = {**_SETTINGS, "INFERENCE_PRECISION_HINT": choose_precision_hint(model)}
         if not low_precision:
             settings |= {**_FLOAT_KERNELS, **_SEPARATE_KERNELS}

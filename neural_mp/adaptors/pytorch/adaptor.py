@@ -43,6 +43,7 @@ from neural_mp.adaptors.pytorch.kernels import float_kernels
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectCalls
 from neural_mp.core.enums import COMPILED_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
+from neural_mp.util.system.forks import check_process
 
 
 class PyTorchAdaptor(Adaptor[TorchModel]):
@@ -126,6 +127,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module or load an exported program; `inputs` may hold example tensors."""
+        _check_threads()
         spec = InputSpec.from_arguments(inputs, None, example).without_shapes("PyTorch")
         with torch.no_grad():
             model = loading.load_model(source, spec, capture)
@@ -140,6 +142,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def restore(self, folder: Path) -> TorchModel:
         """Return a model written by `save`."""
+        _check_threads()
         in_layers = (folder / layer_storage.LAYERS_FILE).is_file()
         return (layer_storage if in_layers else storage).restore_model(folder)
 
@@ -187,3 +190,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
 def _build_direct_calls(model: TorchModel) -> DirectCalls:
     return DirectCalls(model, model.cached_result(compile_parts) if model.compiles else None)
+
+
+def _check_threads() -> None:
+    """Refuse to pack weights in a forked child that would wait for its parent's threads."""
+    if torch.get_num_threads() > 1:
+        check_process("PyTorch", ", or call torch.set_num_threads(1) in the child first")

@@ -42,6 +42,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Device, Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import tree_leaves
+from neural_mp.util.system.forks import check_process
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
         """Freeze and canonicalize a model. `inputs` are names, example arrays, or shapes."""
+        check_process("TensorFlow")
         model = loading.load_model(source, InputSpec.from_arguments(inputs, outputs, example))
         return replace(
             model, warnings=(*model.warnings, *unused_capture_warning("TensorFlow", capture))

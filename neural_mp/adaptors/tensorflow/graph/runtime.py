@@ -38,6 +38,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     replace_constants,
 )
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
+from neural_mp.util.system.forks import check_process
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Runner:
         is_fused: bool = True,
         is_large: bool = False,
     ) -> None:
+        check_process("TensorFlow")
         self._is_large = is_large
         self._held = {name: _copy_aligned(value) for name, value in held.items()}
         self._held_values = tuple(self._held.values())
@@ -102,7 +104,9 @@ class Runner:
 
         Raises:
             ConversionError: an op fails.
+            ForkError: a parent of this process used TensorFlow before the fork.
         """
+        check_process("TensorFlow")
         if not fetches:  # which the runtime rejects
             return []
         try:
