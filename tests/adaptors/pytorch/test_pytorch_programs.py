@@ -85,6 +85,25 @@ def test_ops_of_a_float_graph_keep_every_bit():
         assert torch.equal(direct(x), expected)
 
 
+class Relative(nn.Module):
+    """Ops that read a float and a comparison of sizes, as relative positions do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ratio = max(x.shape[0] / 4, 1.0)
+        return ((x.abs() * ratio).exp().neg() + x.shape[0] / 3).relu() * ratio
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_floats_of_sizes_are_arguments(batch):
+    model = PyTorchAdaptor().load(Relative().eval(), example=torch.randn(6, 5))
+    x = torch.randn(batch, 5)
+    with torch.no_grad():
+        expected, direct = model.runnable_graph(x), DirectGraph(model.runnable_graph)
+        assert torch.equal(direct(x), expected)
+        assert torch.equal(direct(x), expected)
+    torch.testing.assert_close(expected, Relative()(x))
+
+
 def test_relu6_up_to_the_largest_integer_needs_no_kernel_of_its_own(graph):
     kernels = [node for node in graph.graph.nodes if node.target in INTEGER_CONVOLUTIONS]
     clipped = [node for node in kernels if node.args[13] is torch.uint8]

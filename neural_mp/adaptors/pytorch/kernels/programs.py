@@ -35,6 +35,12 @@ _LIBRARIES = frozenset({"aten", "onednn", "mkldnn", "quantized"})
 #: Shortest run: a program takes as long to call as one or two ops.
 _LEAST = 3
 _SIZES = (int, torch.SymInt)
+#: Types of numbers among the values of a graph, and those of a program; bool is an int as well.
+_NUMBERS = (
+    ((bool, torch.SymBool), _C.BoolType),
+    (_SIZES, _C.IntType),
+    ((float, torch.SymFloat), _C.FloatType),
+)
 #: Memory format → its number in programs.
 _FORMATS = {
     torch.contiguous_format: 0,
@@ -109,8 +115,11 @@ def _set_value_type(value: ProgramValue, module: GraphModule, node: Node) -> Pro
         stored = get_attribute(module, str(node.target))
         if isinstance(stored, _C.ScriptObject):
             value.setType(stored._type())
-    elif isinstance(node.meta.get("val"), _SIZES):
-        value.setType(_C.IntType.get())
+    else:
+        for types, kind in _NUMBERS:
+            if isinstance(node.meta.get("val"), types):
+                value.setType(kind.get())
+                break
     return value
 
 
