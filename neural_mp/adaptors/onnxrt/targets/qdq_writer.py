@@ -22,6 +22,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
 )
 from neural_mp.adaptors.onnxrt.targets.bias_correction import BIAS_CORRECTION, compute_added_mean
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+    UNBOUNDED,
     Grid,
     make_activation_grid,
     make_fixed_grid,
@@ -34,7 +35,11 @@ from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     find_constant_weight,
     is_parameter,
 )
-from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale, list_moved_operands
+from neural_mp.adaptors.onnxrt.targets.shared_scales import (
+    keeps_scale,
+    list_moved_operands,
+    map_result_bounds,
+)
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
@@ -103,6 +108,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self._names = GraphNames(self.graph)
+        self._bounds = map_result_bounds(self.graph, self.profile)
 
     def write_node(self, node: ir.Node) -> None:
         """Rewrite one node of the float graph."""
@@ -203,7 +209,12 @@ class _Writer:
             ) from None
 
     def _activation_grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
-        return make_observed_grid(*self._get_observed_range(value), dtype, self.profile.activation)
+        return make_observed_grid(
+            self._get_observed_range(value),
+            dtype,
+            self.profile.activation,
+            self._bounds.get(str(value.name), UNBOUNDED),
+        )
 
     def _choose_output_grid(self, node: ir.Node, value: ir.Value, dtype: QuantDType) -> Grid:
         fixed = self.profile.fixed.get(node.op_type, {}).get(dtype)

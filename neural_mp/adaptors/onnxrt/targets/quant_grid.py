@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.core.enums import QuantDType, Scheme
+from neural_mp.core.observations import Range
 from neural_mp.targets.profile import Activations
 
 #: Storage type → element type of ONNX.
@@ -30,6 +32,8 @@ def get_type_limits(dtype: QuantDType) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
+#: Bounds of values that may be of any size.
+UNBOUNDED: Range = (-math.inf, math.inf)
 #: Range of a grid of 16 bits over the calibrated range.
 _RANGE_RATIO_16_BITS = 2.0
 
@@ -68,13 +72,19 @@ class Grid:
         return ((integers.astype(np.float64) - zero) * scale).astype(np.float32)
 
 
-def make_observed_grid(low: float, high: float, dtype: QuantDType, activation: Activations) -> Grid:
+def make_observed_grid(
+    observed: Range, dtype: QuantDType, activation: Activations, bounds: Range = UNBOUNDED
+) -> Grid:
     """Return the grid of a tensor with a calibrated range; in 16 bits, of twice the range.
 
     Values of other data exceed the range and saturate; one bit of 16 for them costs 6 of 98 dB.
+    `bounds` are those of the values on any data. A grid beyond them gains nothing, and QNN computes
+    a Clip wrongly that writes such a grid (2 dB behind an Add).
     """
+    low, high = observed
     if dtype in (QuantDType.INT16, QuantDType.UINT16):
-        low, high = _RANGE_RATIO_16_BITS * low, _RANGE_RATIO_16_BITS * high
+        low = min(low, max(_RANGE_RATIO_16_BITS * low, bounds[0]))
+        high = max(high, min(_RANGE_RATIO_16_BITS * high, bounds[1]))
     is_power = activation.needs_power_of_two
     return make_activation_grid(low, high, dtype, activation.scheme, is_power)
 

@@ -6,13 +6,25 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph.edit import is_float32, list_used_outputs
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    get_constant_array,
+    get_node_input,
+    is_float32,
+    list_used_outputs,
+)
+from neural_mp.adaptors.onnxrt.targets.quant_grid import UNBOUNDED
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter, writes_float
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.targets import TargetProfile
+
+#: Op type → the bounds of its results.
+_BOUNDS: Mapping[str, Range] = {
+    **dict.fromkeys(("Sigmoid", "HardSigmoid", "Softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("Tanh", "Sin", "Cos", "Erf"), (-1.0, 1.0)),
+}
 
 
 def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
@@ -56,6 +68,29 @@ def join_ranges(
         if span is not None:
             joined[str(value.name)] = span
     return joined
+
+
+def map_result_bounds(graph: ir.Graph, profile: TargetProfile) -> dict[str, Range]:
+    """Return value → the bounds of what ops compute on any data; one for tensors of one scale."""
+    bounds = {
+        str(value.name): _find_bounds(node)
+        for node in graph
+        for value in list_used_outputs(node)
+        if not keeps_scale(node, profile)
+    }
+    given = {str(value.name): UNBOUNDED for value in graph.inputs}
+    return join_ranges(graph, {**given, **bounds}, profile)
+
+
+def _find_bounds(node: ir.Node) -> Range:
+    if node.op_type == "Clip" and not node.domain:
+        limits = (get_constant_array(get_node_input(node, position)) for position in (1, 2))
+        low, high = (None if limit is None else float(limit) for limit in limits)
+        return (
+            UNBOUNDED[0] if low is None else low,
+            UNBOUNDED[1] if high is None else high,
+        )
+    return UNBOUNDED if node.domain else _BOUNDS.get(node.op_type, UNBOUNDED)
 
 
 def map_touching_ops(

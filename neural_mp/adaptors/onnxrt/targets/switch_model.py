@@ -21,13 +21,14 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, require_constant_array
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+    UNBOUNDED,
     Grid,
     make_fixed_grid,
     make_observed_grid,
     make_weight_grid,
 )
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import find_channel_axis, find_constant_weight
-from neural_mp.adaptors.onnxrt.targets.shared_scales import map_touching_ops
+from neural_mp.adaptors.onnxrt.targets.shared_scales import map_result_bounds, map_touching_ops
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
@@ -123,6 +124,7 @@ class _Builder:
     def __post_init__(self) -> None:
         self._graph = self.program.graph
         self._new = GraphNames(self._graph)
+        self._bounds = map_result_bounds(self._graph, self.profile)
 
     def measure_before_saturation(self) -> None:
         """Return the inputs of a last Softmax or Sigmoid instead of its results."""
@@ -192,7 +194,12 @@ class _Builder:
             if fixed is not None:
                 return {_DEFAULT: make_fixed_grid(*fixed, dtype)}
         return {
-            algorithm: make_observed_grid(*ranges[str(value.name)], dtype, self.profile.activation)
+            algorithm: make_observed_grid(
+                ranges[str(value.name)],
+                dtype,
+                self.profile.activation,
+                self._bounds.get(str(value.name), UNBOUNDED),
+            )
             for algorithm, ranges in self.ranges.items()
         }
 
