@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from onnx_nets import graph, op
 
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
-from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import audit_by_qnn
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import TargetAudit, audit_by_qnn
 from neural_mp.adaptors.onnxrt.targets.quant_grid import make_observed_grid
 from neural_mp.core.enums import QuantDType
 from neural_mp.core.hardware import Hardware
@@ -34,11 +34,8 @@ def test_values_beyond_the_calibrated_range_saturate_in_8_bits_only(dtype, cover
     assert grid.dequantize_integers(grid.quantize_values(far)) < 2.1 * high
 
 
-@pytest.fixture(scope="module")
-def clipped(tmp_path_factory):
-    """A file for the NPU with the activation of MobileNet 3 in 16 bits."""
-    nodes = [op("Add", "x three", "a"), op("Clip", "a low high", "b"), op("Mul", "x b", "y")]
-    constants = {"three": np.float32(3), "low": np.float32(0), "high": np.float32(6)}
+def make_wide_file(nodes, constants, folder) -> onnx.ModelProto:
+    """Return the file for QNN of a net whose ops all run in 16 bits."""
     net = graph(nodes, {"x": list(X.shape)}, ["y"], constants, opset=21)
     adaptor = TargetAdaptor(load_profile("qnn"))
     held = adaptor.load(net, example=(X,))
@@ -49,9 +46,45 @@ def clipped(tmp_path_factory):
     }
     plan = space.resolve(space.fastest_plan().replacing(wide))
     result = adaptor.convert(held, plan, adaptor.observe(held, [X], space), space)
-    path = tmp_path_factory.mktemp("clipped") / "model.onnx"
+    path = folder / "model.onnx"
     adaptor.single_file.save_file(result, path, {})
     return onnx.load(path)
+
+
+def emulate(model: onnx.ModelProto) -> TargetAudit:
+    """Return the audit of a file, with its simulation by ONNX Runtime without fusions."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    (name,) = [output.name for output in session.get_outputs()]
+    simulated = [{name: session.run(None, {"x": X})[0]}]
+    return audit_by_qnn(model, load_profile("qnn"), [{"x": X}], simulated)
+
+
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory):
+    """The activation of MobileNet 3."""
+    nodes = [op("Add", "x three", "a"), op("Clip", "a low high", "b"), op("Mul", "x b", "y")]
+    constants = {"three": np.float32(3), "low": np.float32(0), "high": np.float32(6)}
+    return make_wide_file(nodes, constants, tmp_path_factory.mktemp("clipped"))
+
+
+@pytest.fixture(scope="module")
+def nearly_dead(tmp_path_factory):
+    """Depthwise and plain convolutions with channels of tiny weights, as training leaves."""
+    draw = np.random.default_rng(1)
+    sizes = np.array([1, 1, 1, 1, 1e-6, 1e-9, 1e-11, 0])[:, None, None, None]
+    weights = {
+        "deep": draw.normal(size=(8, 1, 5, 5)) * sizes,
+        "plain": draw.normal(size=(8, 8, 1, 1)) * sizes,
+    }
+    biases = {"low": draw.normal(size=8), "high": draw.normal(size=8)}
+    constants = {n: a.astype(np.float32) for n, a in {**weights, **biases}.items()}
+    nodes = [
+        op("Conv", "x deep low", "a", group=8, pads=[2, 2, 2, 2]),
+        op("Conv", "a plain high", "y"),
+    ]
+    return make_wide_file(nodes, constants, tmp_path_factory.mktemp("nearly_dead"))
 
 
 def test_room_ends_at_the_bounds_of_the_op(clipped):
@@ -64,17 +97,24 @@ def test_room_ends_at_the_bounds_of_the_op(clipped):
     assert 65535 * float(scale) == pytest.approx(6, rel=1e-4)
 
 
+def test_steps_of_sums_are_not_negligible_beside_those_of_results(nearly_dead):
+    """Scales of products with a weight are no less than a millionth of the result's."""
+    constants = {t.name: numpy_helper.to_array(t) for t in nearly_dead.graph.initializer}
+    writers = {output: n for n in nearly_dead.graph.node for output in n.output}
+    readers = {name: n for n in nearly_dead.graph.node for name in n.input}
+    for node in nearly_dead.graph.node:
+        if node.op_type == "Conv":
+            data, weight = (constants[writers[name].input[1]] for name in node.input[:2])
+            result = constants[readers[node.output[0]].input[1]]
+            assert (data * weight / result).min() >= 0.9e-6
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None,
     reason="requires onnxruntime-qnn: pip install -e '.[qnn]', on Python 3.11 or later",
 )
-def test_a_clip_in_16_bits_is_computed_as_simulated(clipped):
-    """QNN computes a Clip that writes a grid beyond its bounds with 2 dB."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(clipped.SerializeToString(), options)
-    (name,) = [output.name for output in session.get_outputs()]
-    simulated = [{name: session.run(None, {"x": X})[0]}]
-    audit = audit_by_qnn(clipped, load_profile("qnn"), [{"x": X}], simulated)
-    assert audit.sqnr_db > 40
+@pytest.mark.parametrize("net", ["clipped", "nearly_dead"])
+def test_ops_in_16_bits_are_computed_as_simulated(net, request):
+    """A Clip that writes a grid beyond its bounds, and channels of tiny scales, have 2 dB."""
+    assert emulate(request.getfixturevalue(net)).sqnr_db > 40

@@ -48,6 +48,12 @@ from neural_mp.targets import TargetProfile
 
 #: Largest integer of a bias after rounding: half of int32, for the sums that follow.
 _MAX_BIAS = 2**30
+#: Least step of a sum of products in 16 bits, over that of the result. QNN computes channels below
+#: 2**-24 wrongly, up to the whole range of the result; a product of 16 × 8 bits is less than a
+#: step of the result there, so that greater scales lose nothing.
+_LEAST_STEP_RATIO = 2.0**-20
+#: Op types whose results are sums of products with the weight.
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def write_qdq(
@@ -167,9 +173,16 @@ class _Writer:
             else:
                 operand, grids[position] = self._quantize_constant_operand(value, dtype, node)
             node.replace_input_with(position, operand)
+        results: dict[ir.Value, Grid] = {}
+        if self.profile.placement.outputs == "always":
+            results = {r: self._choose_output_grid(node, r, dtype) for r in list_used_outputs(node)}
         if weight is not None and config.weight is not None:
             scale = float(grids[0].scale)
-            grid = self._replace_weight(node, weight, config, scale)
+            least_step = 0.0
+            if node.op_type in _PRODUCTS and dtype.bits == 16:
+                steps = (float(grid.scale) for grid in results.values())
+                least_step = _LEAST_STEP_RATIO * max(steps, default=0.0)
+            grid = self._replace_weight(node, weight, config, scale, least_step)
             if bias is not None and BIAS_CORRECTION in config.corrections:
                 error = grid.dequantize_integers(
                     grid.quantize_values(require_constant_array(weight))
@@ -177,9 +190,8 @@ class _Writer:
                 bias = self._correct_bias(node, bias, data, error)
             if bias is not None:
                 self._replace_bias(node, bias, scale * grid.scale.astype(np.float64))
-        if self.profile.placement.outputs == "always":
-            for result in list_used_outputs(node):
-                self._store_result(node, result, self._choose_output_grid(node, result, dtype))
+        for result, grid in results.items():
+            self._store_result(node, result, grid)
 
     def _fused_operand(self, node: ir.Node) -> int | None:
         """Return the position of an operand that the compiler fuses the op into; None for others.
@@ -278,13 +290,19 @@ class _Writer:
     # Constants
 
     def _replace_weight(
-        self, node: ir.Node, weight: ir.Value, config: OpConfig, data_scale: float
+        self,
+        node: ir.Node,
+        weight: ir.Value,
+        config: OpConfig,
+        data_scale: float,
+        least_step: float,
     ) -> Grid:
         assert config.weight is not None
         spec, values = config.weight, require_constant_array(weight)
         by_channel = spec.granularity is Granularity.PER_CHANNEL
         axis = find_channel_axis(node) if by_channel else None
-        least = self._least_weight_scale(node, axis, data_scale)
+        of_bias = self._least_weight_scale(node, axis, data_scale)
+        least = np.maximum(of_bias, least_step / data_scale)
         is_power = self.profile.weight.needs_power_of_two
         grid = make_weight_grid(values, spec.dtype, axis, is_power, least)
         position = list(node.inputs).index(weight)
