@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 from onnx_nets import graph, op, run
 
@@ -72,6 +73,50 @@ def test_another_axis_is_moved_to_the_end_and_back():
     kinds, actual, expected = rewritten(moments_normalization(1))
     assert kinds == ["Transpose", "LayerNormalization", "Transpose"]
     np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_a_free_batch_is_one_size_in_all_columns():
+    """A Reshape changes no number of elements, whatever names a file has for the sizes."""
+    draw = np.random.default_rng(5)
+    constants = {
+        "gain": draw.normal(1, 0.3, SIZE).astype(np.float32),
+        "shift": draw.normal(size=SIZE).astype(np.float32),
+        "eps": np.float32(1e-6),
+        "share": np.float32(1 / SIZE),
+        **{name: np.array([n], np.int64) for name, n in (("axes", 1), ("zero", 0), ("one", 1))},
+    }
+    nodes = [
+        op("Shape", "x", "sizes"),
+        op("Slice", "sizes zero one", "batch"),
+        op("Concat", "batch one", "kept", axis=0),
+        op("ReduceSum", "x axes", "sum", keepdims=0),
+        op("Mul", "sum share", "mean"),
+        op("Mul", "x x", "squares"),
+        op("ReduceSum", "squares axes", "sum_of_squares", keepdims=0),
+        op("Mul", "sum_of_squares share", "mean_of_squares"),
+        op("Mul", "mean mean", "squared_mean"),
+        op("Sub", "mean_of_squares squared_mean", "variance"),
+        op("Reshape", "variance kept", "column"),
+        op("Add", "column eps", "safe"),
+        op("Sqrt", "safe", "root"),
+        op("Reciprocal", "root", "inverse"),
+        op("Mul", "inverse gain", "factor"),
+        op("Reshape", "mean kept", "mean_column"),
+        op("Sub", "x mean_column", "centered"),
+        op("Mul", "centered factor", "scaled"),
+        op("Add", "scaled shift", "y"),
+    ]
+    net = graph(nodes, {"x": ["n", SIZE]}, ["y"], constants, opset=17)
+    net.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["other", 1])
+        for name in ("column", "safe", "root", "inverse", "mean_column")
+    )
+    data = draw.normal(3, 2, (4, SIZE)).astype(np.float32)
+    adaptor = TargetAdaptor(load_profile("qnn"))
+    model = adaptor.load(net, example=(data,))
+    assert [node.op_type for node in model.program.graph] == ["LayerNormalization"]
+    actual = adaptor.predict(replace(model, given=None, _runners={}), data)
+    np.testing.assert_allclose(actual, run(net, x=data)[0], atol=1e-4)
 
 
 def test_moments_over_different_axes_stay():

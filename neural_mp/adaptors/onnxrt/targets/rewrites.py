@@ -95,6 +95,7 @@ def rewrite_for(
             if node.op_type == "Erf" and not node.domain:
                 _replace_by_gelu(node, names)
     if "layer_norm" in profile.rewrites and get_onnx_opset(rewritten) >= _LAYER_NORM_OPSET:
+        _unify_sizes(rewritten.graph)
         for node in list(rewritten.graph):
             if node.op_type == "Sqrt" and not node.domain:
                 _replace_by_layer_norm(node, names)
@@ -127,6 +128,39 @@ def _fit_opset(program: ir.Model, profile: TargetProfile) -> None:
                     f"{node.op_type} otherwise; export the model with opset {newest}"
                 )
         program.graph.opset_imports[""] = newest
+
+
+def _unify_sizes(graph: ir.Graph) -> None:
+    """Give unknown sizes one name that a Reshape leaves equal, as all other sizes are known.
+
+    Shape inference gives a new name to each size that the graph computes.
+    """
+    same: dict[str, str] = {}
+    for node in graph:
+        if node.op_type != "Reshape" or node.domain or node.inputs[0] is None:
+            continue
+        parts = [_split_sizes(value) for value in (node.inputs[0], node.outputs[0])]
+        (before, unknown), (after, others) = parts
+        if before == after > 0 and len(unknown) == len(others) == 1:
+            old, new = (same.get(name, name) for name in (*others, *unknown))
+            if old != new:
+                same = {name: new if to == old else to for name, to in same.items()} | {old: new}
+    for value in {output for node in graph for output in node.outputs}:
+        if value.shape is not None and same:
+            value.shape = ir.Shape([same.get(str(_name_of(d)), d) for d in value.shape])
+
+
+def _split_sizes(value: ir.Value) -> tuple[int, list[str]]:
+    """Return the product of the known sizes, 0 without a shape, and the names of the others."""
+    sizes = () if value.shape is None else tuple(value.shape)
+    names = [name for size in sizes if (name := _name_of(size)) is not None]
+    known = [size for size in sizes if isinstance(size, int)]
+    is_named = len(names) + len(known) == len(sizes)
+    return (math.prod(known) if sizes and is_named else 0), names if is_named else []
+
+
+def _name_of(size: int | ir.SymbolicDim) -> str | None:
+    return size.value if isinstance(size, ir.SymbolicDim) else None
 
 
 def with_static_shapes(program: ir.Model, example: Mapping[str, Array]) -> ir.Model:
