@@ -49,8 +49,8 @@ from neural_mp.targets import TargetProfile
 #: Largest integer of a bias after rounding: half of int32, for the sums that follow.
 _MAX_BIAS = 2**30
 #: Least step of a sum of products in 16 bits, over that of the result. QNN computes channels below
-#: 2**-24 wrongly, up to the whole range of the result; a product of 16 × 8 bits is less than a
-#: step of the result there, so that greater scales lose nothing.
+#: 2**-24 wrongly, up to the whole range of the result. With this ratio, rounding of the weight
+#: changes a product by 1/32 of a step of the result at most.
 _LEAST_STEP_RATIO = 2.0**-20
 #: Op types whose results are sums of products with the weight.
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -78,18 +78,15 @@ def map_result_bounds(graph: ir.Graph, profile: TargetProfile) -> dict[str, Rang
         for value in list_used_outputs(node)
         if not keeps_scale(node, profile)
     }
-    given = {str(value.name): UNBOUNDED for value in graph.inputs}
-    return join_ranges(graph, {**given, **bounds}, profile)
+    inputs = {str(value.name): UNBOUNDED for value in graph.inputs}
+    return join_ranges(graph, {**inputs, **bounds}, profile)
 
 
 def _find_bounds(node: ir.Node) -> Range:
     if node.op_type == "Clip" and not node.domain:
         limits = (get_constant_array(get_node_input(node, position)) for position in (1, 2))
         low, high = (None if limit is None else float(limit) for limit in limits)
-        return (
-            UNBOUNDED[0] if low is None else low,
-            UNBOUNDED[1] if high is None else high,
-        )
+        return UNBOUNDED[0] if low is None else low, UNBOUNDED[1] if high is None else high
     return UNBOUNDED if node.domain else _BOUNDS.get(node.op_type, UNBOUNDED)
 
 
