@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from neural_mp.core.enums import Scheme
@@ -22,6 +24,13 @@ RANGES = {
     "scores": (-4.0, 4.0),
     "norm": (-3.0, 3.0),
 }
+
+
+def emulated(test):
+    """Mark a test that starts the emulation."""
+    is_missing = importlib.util.find_spec("onnxruntime_qnn") is None
+    reason = "requires onnxruntime-qnn: pip install -e '.[qnn]', on Python 3.11 or later"
+    return pytest.mark.slow(pytest.mark.skipif(is_missing, reason=reason)(test))
 
 
 def sample(seed: int = 0) -> dict[str, np.ndarray]:

@@ -13,6 +13,30 @@ from neural_mp.targets import load_profile
 SIZE = 16
 
 
+def list_normalization(variance_axes, with_maximum=True, with_shift=True):
+    """The nodes of γ · (x - mean) / √(mean(x²) - mean² + ε) + β, as JAX writes them."""
+    nodes = [
+        op("ReduceSum", "x axes", "sum", keepdims=0),
+        op("Mul", "sum share", "mean"),
+        op("Mul", "x x", "squares"),
+        op("ReduceSum", f"squares {variance_axes}", "sum_of_squares", keepdims=0),
+        op("Mul", "sum_of_squares share", "mean_of_squares"),
+        op("Mul", "mean mean", "squared_mean"),
+        op("Sub", "mean_of_squares squared_mean", "difference"),
+        op("Max", "least difference", "variance") if with_maximum else None,
+        op("Reshape", f"{'variance' if with_maximum else 'difference'} kept", "column"),
+        op("Add", "column eps", "safe"),
+        op("Sqrt", "safe", "root"),
+        op("Reciprocal", "root", "inverse"),
+        op("Mul", "inverse gain", "factor"),
+        op("Reshape", "mean kept", "mean_column"),
+        op("Sub", "x mean_column", "centered"),
+        op("Mul", "centered factor", "scaled" if with_shift else "y"),
+        op("Add", "scaled shift", "y") if with_shift else None,
+    ]
+    return [node for node in nodes if node is not None]
+
+
 def moments_normalization(axis, with_maximum=True, with_shift=True, variance_axis=None):
     """γ · (x - mean) / √(mean(x²) - mean² + ε) + β over an axis of [batch, 16, 16]."""
     draw = np.random.default_rng(5)
@@ -29,27 +53,9 @@ def moments_normalization(axis, with_maximum=True, with_shift=True, variance_axi
         "other": np.array([axis if variance_axis is None else variance_axis], np.int64),
         "kept": np.array(shape, np.int64),
     }
-    nodes = [
-        op("ReduceSum", "x axes", "sum", keepdims=0),
-        op("Mul", "sum share", "mean"),
-        op("Mul", "x x", "squares"),
-        op("ReduceSum", "squares other", "sum_of_squares", keepdims=0),
-        op("Mul", "sum_of_squares share", "mean_of_squares"),
-        op("Mul", "mean mean", "squared_mean"),
-        op("Sub", "mean_of_squares squared_mean", "difference"),
-        op("Max", "least difference", "variance") if with_maximum else None,
-        op("Reshape", f"{'variance' if with_maximum else 'difference'} kept", "column"),
-        op("Add", "column eps", "safe"),
-        op("Sqrt", "safe", "root"),
-        op("Reciprocal", "root", "inverse"),
-        op("Mul", "inverse gain", "factor"),
-        op("Reshape", "mean kept", "mean_column"),
-        op("Sub", "x mean_column", "centered"),
-        op("Mul", "centered factor", "scaled" if with_shift else "y"),
-        op("Add", "scaled shift", "y") if with_shift else None,
-    ]
+    nodes = list_normalization("other", with_maximum, with_shift)
     inputs = {"x": [4, SIZE, SIZE]}
-    return graph([node for node in nodes if node is not None], inputs, ["y"], constants, opset=17)
+    return graph(nodes, inputs, ["y"], constants, opset=17)
 
 
 def rewritten(net):
@@ -89,22 +95,7 @@ def test_a_free_batch_is_one_size_in_all_columns():
         op("Shape", "x", "sizes"),
         op("Slice", "sizes zero one", "batch"),
         op("Concat", "batch one", "kept", axis=0),
-        op("ReduceSum", "x axes", "sum", keepdims=0),
-        op("Mul", "sum share", "mean"),
-        op("Mul", "x x", "squares"),
-        op("ReduceSum", "squares axes", "sum_of_squares", keepdims=0),
-        op("Mul", "sum_of_squares share", "mean_of_squares"),
-        op("Mul", "mean mean", "squared_mean"),
-        op("Sub", "mean_of_squares squared_mean", "variance"),
-        op("Reshape", "variance kept", "column"),
-        op("Add", "column eps", "safe"),
-        op("Sqrt", "safe", "root"),
-        op("Reciprocal", "root", "inverse"),
-        op("Mul", "inverse gain", "factor"),
-        op("Reshape", "mean kept", "mean_column"),
-        op("Sub", "x mean_column", "centered"),
-        op("Mul", "centered factor", "scaled"),
-        op("Add", "scaled shift", "y"),
+        *list_normalization("axes", with_maximum=False),
     ]
     net = graph(nodes, {"x": ["n", SIZE]}, ["y"], constants, opset=17)
     net.graph.value_info.extend(

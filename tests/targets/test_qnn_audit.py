@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from qdq_models import gated_net, node_of, normalized_net, put_constant, sample
+from qdq_models import emulated, gated_net, node_of, normalized_net, put_constant, sample
 
 from neural_mp.adaptors.onnxrt.targets.audit import qnn_audit
 from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import (
@@ -31,13 +30,6 @@ from neural_mp.targets import load_profile
 QNN = load_profile("qnn")
 MUL, SIGMOID = "product/raw.Mul", "gate/raw.Sigmoid"
 SAMPLES = [sample(0), sample(1)]
-
-
-def emulated(test):
-    """Mark a test that starts the emulation."""
-    is_missing = importlib.util.find_spec("onnxruntime_qnn") is None
-    reason = "requires onnxruntime-qnn: pip install -e '.[qnn]', on Python 3.11 or later"
-    return pytest.mark.slow(pytest.mark.skipif(is_missing, reason=reason)(test))
 
 
 def simulate(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:

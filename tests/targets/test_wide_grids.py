@@ -1,16 +1,15 @@
 """Grids of 16 bits leave room for values beyond the calibrated range."""
 
-import importlib.util
-
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 from onnx_nets import graph, op
+from qdq_models import emulated
 
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
-from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import TargetAudit, audit_by_qnn
+from neural_mp.adaptors.onnxrt.targets.audit.file_audit import simulate_file
+from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import audit_by_qnn
 from neural_mp.adaptors.onnxrt.targets.quant_grid import make_observed_grid
 from neural_mp.core.enums import QuantDType
 from neural_mp.core.hardware import Hardware
@@ -38,27 +37,17 @@ def make_wide_file(nodes, constants, folder) -> onnx.ModelProto:
     """Return the file for QNN of a net whose ops all run in 16 bits."""
     net = graph(nodes, {"x": list(X.shape)}, ["y"], constants, opset=21)
     adaptor = TargetAdaptor(load_profile("qnn"))
-    held = adaptor.load(net, example=(X,))
-    space = adaptor.space(held, Hardware())
+    loaded = adaptor.load(net, example=(X,))
+    space = adaptor.space(loaded, Hardware())
     wide = {
         name: next(c for c in space.choices(name) if c.precision is Precision.INT16)
         for name in space.tunable_ops
     }
     plan = space.resolve(space.fastest_plan().replacing(wide))
-    result = adaptor.convert(held, plan, adaptor.observe(held, [X], space), space)
+    result = adaptor.convert(loaded, plan, adaptor.observe(loaded, [X], space), space)
     path = folder / "model.onnx"
     adaptor.single_file.save_file(result, path, {})
     return onnx.load(path)
-
-
-def emulate(model: onnx.ModelProto) -> TargetAudit:
-    """Return the audit of a file, with its simulation by ONNX Runtime without fusions."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    (name,) = [output.name for output in session.get_outputs()]
-    simulated = [{name: session.run(None, {"x": X})[0]}]
-    return audit_by_qnn(model, load_profile("qnn"), [{"x": X}], simulated)
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +98,10 @@ def test_steps_of_sums_are_not_negligible_beside_those_of_results(nearly_dead):
             assert (data * weight / result).min() >= 0.9e-6
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime_qnn") is None,
-    reason="requires onnxruntime-qnn: pip install -e '.[qnn]', on Python 3.11 or later",
-)
+@emulated
 @pytest.mark.parametrize("net", ["clipped", "nearly_dead"])
 def test_ops_in_16_bits_are_computed_as_simulated(net, request):
     """A Clip that writes a grid beyond its bounds, and channels of tiny scales, have 2 dB."""
-    assert emulate(request.getfixturevalue(net)).sqnr_db > 40
+    model, feeds = request.getfixturevalue(net), [{"x": X}]
+    audit = audit_by_qnn(model, load_profile("qnn"), feeds, simulate_file(model, feeds))
+    assert audit.sqnr_db > 40

@@ -154,9 +154,9 @@ def _split_sizes(value: ir.Value) -> tuple[int, list[str]]:
     """Return the product of the known sizes, 0 without a shape, and the names of the others."""
     sizes = () if value.shape is None else tuple(value.shape)
     names = [name for size in sizes if (name := _name_of(size)) is not None]
-    known = [size for size in sizes if isinstance(size, int)]
-    is_named = len(names) + len(known) == len(sizes)
-    return (math.prod(known) if sizes and is_named else 0), names if is_named else []
+    numbers = [size for size in sizes if isinstance(size, int)]
+    is_named = len(names) + len(numbers) == len(sizes)
+    return (math.prod(numbers) if sizes and is_named else 0), names if is_named else []
 
 
 def _name_of(size: int | ir.SymbolicDim) -> str | None:
