@@ -22,6 +22,7 @@ from neural_mp.adaptors.openvino.ops import INTEGER_KERNELS, MOVING_KERNELS, get
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
 from neural_mp.util.system.forks import check_process
+from neural_mp.util.system.signal_stack import preserve_signal_stack
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,15 @@ _MAX_SHAPES = 4096
 @lru_cache(maxsize=1)
 def get_core() -> ov.Core:
     """Return the process-wide `openvino.Core`."""
-    return ov.Core()
+    return make_core()
+
+
+def make_core() -> ov.Core:
+    """Return an `openvino.Core` that has loaded its plugin for CPUs."""
+    core = ov.Core()
+    with preserve_signal_stack():
+        core.get_property(CPU, "FULL_DEVICE_NAME")
+    return core
 
 
 def to_bytes(model: ov.Model) -> tuple[bytes, bytes]:
@@ -199,7 +208,7 @@ class Runner:
             settings["PERF_COUNT"] = True
         self._has_state = bool(model.get_sinks())
         # Models with a state may end the process if one plugin compiled several (OpenVINO 2026.4).
-        plugin = ov.Core() if self._has_state else get_core()
+        plugin = make_core() if self._has_state else get_core()
         try:
             self._compiled = plugin.compile_model(model, CPU, settings)
             if self._merges_int8_products():

@@ -18,7 +18,7 @@ from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan, convert_
 from neural_mp.adaptors.common import conversion
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.openvino.runtime import ov
+from neural_mp.adaptors.openvino.runtime import make_core
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
@@ -79,7 +79,7 @@ def _own_loss(result, folder, runtime) -> float:
         )
         return decoder.loss(lambda ids: session.run(None, {"ids": ids})[0])
     result.save(folder / "decoder.xml")
-    compiled = ov.Core().compile_model(
+    compiled = make_core().compile_model(
         str(folder / "decoder.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
     )
     return decoder.loss(lambda ids: compiled([ids])[0])

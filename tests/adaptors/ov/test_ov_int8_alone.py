@@ -16,7 +16,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import round_grouped_input
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.graph import integer_weights
-from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.adaptors.openvino.runtime import Runner, make_core, ops, ov
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
@@ -90,7 +90,7 @@ def test_a_saved_model_keeps_the_bytes_for_plain_openvino(converted, tmp_path):
     weights = sum(value.nbytes for value in WEIGHTS.values())
     assert again.adaptor.weight_bytes(again.held) < 0.32 * weights
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
-    plain = ov.Core().compile_model(tmp_path / "model.xml", "CPU", settings)
+    plain = make_core().compile_model(tmp_path / "model.xml", "CPU", settings)
     assert np.array_equal(plain(IDS)[0], converted(IDS))
 
 

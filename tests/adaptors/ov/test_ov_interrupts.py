@@ -1,4 +1,4 @@
-"""Calls of OpenVINO that signals interrupt, and first calls in several threads.
+"""Signals in processes that use OpenVINO, and first calls in several threads.
 
 Each runs in a process of its own: a call that blocks for ever must not block other tests.
 """
@@ -87,3 +87,34 @@ def test_threads_may_use_a_type_for_the_first_time_at_once():
         print("done")
     """
     assert run_alone(code) == "done\n"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs user signals")
+def test_signals_are_handled_after_another_thread_has_dropped_a_model():
+    """On CPUs with AMX, OpenVINO's plugin frees a stack on which signals of its thread run."""
+    code = """
+        import signal, threading
+        import numpy as np
+        from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+
+        def make_counter():
+            parameter = ops.parameter([1, 4], np.float32, name="x")
+            variable = ov.op.util.VariableInfo()
+            variable.data_shape, variable.data_type = ov.PartialShape([1, 4]), ov.Type.f32
+            variable.variable_id = "sum"
+            state = ov.op.util.Variable(variable)
+            total = ops.add(parameter, ops.read_value(ops.constant(np.zeros((1, 4), "f")), state))
+            return ov.Model([total.output(0)], [ops.assign(total, state)], [parameter], "counter")
+
+        models = [Runner(make_counter()), Runner(make_counter())]
+        for _ in range(2):
+            models[0]([np.ones((1, 4), np.float32)])
+        dropping = threading.Thread(target=models.clear)
+        dropping.start()
+        dropping.join()
+        signals = []
+        signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
+        signal.raise_signal(signal.SIGUSR1)
+        print(len(signals))
+    """
+    assert run_alone(code) == "1\n"

@@ -13,7 +13,7 @@ from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.kernels.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
-from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.adaptors.openvino.runtime import Runner, make_core, ops, ov
 from neural_mp.core.enums import Approach
 from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
@@ -216,7 +216,7 @@ def test_layers_of_pytorch_are_saved_for_plain_openvino(kind, tmp_path, monkeypa
     again = neural_mp.load(tmp_path)
     assert np.array_equal(again(images), converted(images))
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
-    plain = ov.Core().compile_model(tmp_path / "model.xml", "CPU", settings)
+    plain = make_core().compile_model(tmp_path / "model.xml", "CPU", settings)
     assert np.array_equal(plain(images)[0], converted(images))
 
 

@@ -12,7 +12,7 @@ from ov_nets import read
 import neural_mp
 from neural_mp import convert_with_plan
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
-from neural_mp.adaptors.openvino.runtime import ov
+from neural_mp.adaptors.openvino.runtime import make_core
 from neural_mp.core.hardware import detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -69,7 +69,9 @@ def test_the_cache_stays_a_state_and_kernels_are_those_of_the_plan(converted, tm
 
 
 def test_steps_with_the_state_equal_one_pass(converted):
-    compiled = ov.Core().compile_model(converted.model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = make_core().compile_model(
+        converted.model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
     request = compiled.create_infer_request()
     for count in (4, 6):
         feeds = {"input_ids": IDS[:, count - 2 if count > 4 else 0 : count],
