@@ -42,6 +42,7 @@ from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
 from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
+from neural_mp.adaptors.pytorch.graph.tracing import TRACING
 from neural_mp.adaptors.pytorch.versions import (
     allow_tensor_attributes,
     make_unguarded_module,
@@ -92,7 +93,7 @@ def capture_module(module: nn.Module, call: CallArgs) -> GraphModule:
     """
     errors: list[Exception] = []
     slow: dict[str, str] = {}
-    with switch_to_inference(module):
+    with TRACING, switch_to_inference(module):
         run = try_out(module, call)
         register_dataclasses(run.outputs)
         register_caches(run.outputs)
@@ -349,17 +350,21 @@ def _remove_in_place_ops(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def silence_export_logs() -> Iterator[None]:
-    """Hide torch's logs of failed attempts and warnings; leave out the stack trace of each op."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        # torch.export also prints the graph on failure.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), without_stack_traces():
-            warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
-            warnings.filterwarnings("ignore", message=".*were assigned during export")
-            yield
-    finally:
-        logging.disable(previous)
+    """Hide torch's logs of failed attempts and warnings; leave out the stack trace of each op.
+
+    One thread at a time.
+    """
+    with TRACING:
+        previous = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            # torch.export also prints the graph on failure.
+            with warnings.catch_warnings(), redirect_stderr(io.StringIO()), without_stack_traces():
+                warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
+                warnings.filterwarnings("ignore", message=".*were assigned during export")
+                yield
+        finally:
+            logging.disable(previous)
 
 
 def _make_capture_error(module: nn.Module, run: TrialRun, error: Exception) -> CaptureError:

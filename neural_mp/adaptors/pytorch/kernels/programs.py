@@ -209,6 +209,8 @@ def _build_program(
     graph.registerOutput(*returned)
     container.setType(constants._type())
     function = _C._create_function_from_graph("run", graph)
+    # torch calls this function instead while any thread exports a model.
+    function._torchdynamo_inline = _make_python_form(module, run, inputs, results)
     optimizes, optimize = _C._get_graph_executor_optimize, _C._set_graph_executor_optimize
 
     def run_program(*inputs: object) -> Any:
@@ -220,6 +222,30 @@ def _build_program(
             optimize(previous)
 
     return run_program
+
+
+def _make_python_form(
+    module: GraphModule, run: list[Node], inputs: list[Node], results: list[Node]
+) -> Callable[..., Any]:
+    """Return a function like that of `_build_program` whose ops are called from Python."""
+    calls = [(node, cast(Any, node.target), node.args, node.kwargs) for node in run]
+    stored = {
+        source: get_attribute(module, str(source.target))
+        for node in run
+        for source in node.all_input_nodes
+        if source.op == "get_attr"
+    }
+
+    def call_ops(_: object, *tensors: object) -> Any:
+        values: dict[Node, Any] = {**stored, **dict(zip(inputs, tensors, strict=True))}
+        for node, op, args, kwargs in calls:
+            values[node] = op(
+                *map_arg(args, values.__getitem__), **map_arg(kwargs, values.__getitem__)
+            )
+        outputs = tuple(values[node] for node in results)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return call_ops
 
 
 def _store_constant(

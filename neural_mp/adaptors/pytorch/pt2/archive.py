@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph import symbolic_time
+from neural_mp.adaptors.pytorch.graph.tracing import TRACING
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
 from neural_mp.adaptors.pytorch.pt2.program_checks import check_arguments
 from neural_mp.adaptors.pytorch.pt2.program_json import check_payload_list, check_program_text
@@ -44,7 +44,7 @@ from neural_mp.util.system.interruption import TimeLimitError
 from neural_mp.util.validators import InvalidValueError, format_located_error
 
 #: Method of torch that parses sizes, and the lock of its replacement.
-_PARSE, _PARSING = "_parse_sym_expr", threading.RLock()
+_PARSE = "_parse_sym_expr"
 #: Key of an op in the text of a program.
 _OP_KEY = b'"target"'
 #: Default program name of `torch.export.save`.
@@ -127,7 +127,7 @@ def _parse_sizes_once() -> Iterator[None]:
             sizes[size, hint] = parse(reader, size, hint)
         return sizes[size, hint]
 
-    with _PARSING:
+    with TRACING:
         parse = getattr(GraphModuleDeserializer, _PARSE)
         setattr(GraphModuleDeserializer, _PARSE, parse_once)
         try:
