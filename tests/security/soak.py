@@ -219,10 +219,12 @@ class Soak:
             try:
                 with self.watch(f"an interrupted call of {framework}", MAX_CALL_SECONDS):
                     signal.setitimer(signal.ITIMER_REAL, draw.uniform(*INTERRUPT_SECONDS))
-                    # An exception within a finalizer is lost.
-                    while time.monotonic() < end:
+                    # Longer than the timer: an exception within a finalizer is lost.
+                    limit = time.monotonic() + 3 * INTERRUPT_SECONDS[1]
+                    while time.monotonic() < limit:
                         self.call(framework, draw.choice(BATCH_SIZES))
                         self.add("calls")
+                    time.sleep(INTERRUPT_SECONDS[1])
             except AlarmError:
                 self.add("interrupts")
             time.sleep(draw.uniform(0, 0.02))

@@ -111,6 +111,27 @@ def allow_tensor_attributes() -> AbstractContextManager[None]:
     return _replace_attribute_within(_trace, "_detect_attribute_assignment", nullcontext)
 
 
+def release_trace(program: ExportedProgram) -> None:
+    """Let the memory of a trace with symbolic sizes go with its program.
+
+    Torch (as of 2.13) keeps the example inputs and a cache of ops in cycles through C++, which no
+    garbage collector sees, and sizes in caches of the process.
+    """
+    from torch._guards import detect_fake_mode
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
+    sizes = getattr(mode, "shape_env", None)
+    for name in ("tracked_fakes", "fake_tensor_cache"):
+        if cached := getattr(sizes, name, None):
+            cached.clear()
+    FakeTensorMode.cache_clear()
+    for method in vars(ShapeEnv).values():
+        if hasattr(method, "cache_clear"):
+            method.cache_clear()
+
+
 def is_being_traced() -> bool:
     """Whether code is being compiled or exported, so that sizes may be symbolic.
 

@@ -46,6 +46,7 @@ from neural_mp.adaptors.pytorch.graph.tracing import TRACING
 from neural_mp.adaptors.pytorch.versions import (
     allow_tensor_attributes,
     make_unguarded_module,
+    release_trace,
     with_code,
     without_stack_traces,
 )
@@ -285,7 +286,10 @@ def use_export(
         try:
             with _limit_export_time(graph, axes):
                 program = export_program(graph, call, sizes)
-            return use(program, sizes)
+            try:
+                return use(program, sizes)
+            finally:
+                release_trace(program)
         except TimeLimitError as error:
             seconds = f"torch.export took more than {error.seconds:.0f} CPU seconds"
             if axes == "none":
@@ -333,6 +337,7 @@ def convert_to_graph(program: ExportedProgram) -> GraphModule:
     if not simple:
         module = make_unguarded_module(_remove_in_place_ops(program))
     watch_sizes(module, collect_size_bounds(module))
+    release_trace(program)
     return module
 
 
