@@ -34,6 +34,7 @@ from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace, without_non_finite
 from neural_mp.util.pytree import list_float_arrays, tree_leaves
+from neural_mp.util.system.watched_thread import watch_calls
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
 
 M = TypeVar("M")
@@ -59,6 +60,7 @@ class LoadedModel(Generic[M]):
     held: M
     boundary: Boundary | None = field(default=None, kw_only=True)
 
+    @watch_calls("the model")
     def __call__(self, inputs: object) -> Any:
         """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
         if self.boundary is None:

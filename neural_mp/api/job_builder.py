@@ -222,8 +222,12 @@ class JobBuilder:
 
     def build_job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
+        check_options(self.options)
+        self.log.calls.timeout = self.options.exit_policy.timeout
+        return self.log.calls.run_part(self._build_from_checked)
+
+    def _build_from_checked(self) -> tuple[TuningJob, Path | None]:
         options, log = self.options, self.log
-        check_options(options)
         target = self.target_profile
         if target is not None:
             check_ignored(options)
@@ -304,7 +308,7 @@ class JobBuilder:
             calibration=sampled,
             measurement=build_measurement(loaded),
             open_history=lambda: History(
-                url(), fingerprint(), criterion.prefers_higher, options.resume
+                url(), log.calls.run_part(fingerprint), criterion.prefers_higher, options.resume
             ),
             settings=SearchSettings(
                 precisions=precisions,

@@ -10,7 +10,7 @@ from numbers import Real
 from types import MappingProxyType
 
 from neural_mp.core.enums import Objective, ObjectiveName
-from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.errors import ConfigurationError, MetricError, TuningError
 from neural_mp.util.validators import (
     MOST_SECONDS,
     boolean,
@@ -193,6 +193,10 @@ def check_min_speedup(value: object) -> None:
 
 class DeadlineExceededError(Exception):
     """The time limit passed; caught by the tuner, never seen by users."""
+
+
+class UnreturnedCallError(DeadlineExceededError, TuningError):
+    """A call of the user's code, or of a model, that did not return was ended."""
 
 
 @dataclass

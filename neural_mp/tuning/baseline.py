@@ -89,10 +89,11 @@ def obtain_measured_baseline(
     """
     entry = history.baseline
     if entry is None:
-        measured = _load_cached_baseline(job, log, deadline) or _measure_baseline(
-            job, log, deadline
+        entry, on_the_way = log.calls.run_part(
+            lambda: (
+                _load_cached_baseline(job, log, deadline) or _measure_baseline(job, log, deadline)
+            )
         )
-        entry, on_the_way = measured
         history.cache.put_entry(_BASELINE_RUNNING, on_the_way)
         entry["target"] = job.settings.criterion.target(entry["accuracy"])
         history.baseline = entry
@@ -276,9 +277,12 @@ def calibrate_model(
     cache = job.cache.scope_to(
         space=job.space.digest, samples=sample_words(data.samples, data.seed)
     )
-    observations = _load_cached_observations(cache, data, log, deadline)
-    if observations is None:
-        observations = _calibrate_and_cache(job, cache, data, log, deadline, kept)
+    observations = log.calls.run_part(
+        lambda: (
+            _load_cached_observations(cache, data, log, deadline)
+            or _calibrate_and_cache(job, cache, data, log, deadline, kept)
+        )
+    )
     if history is not None:
         history.observations = observations
     return _exclude_unreached_ops(job, observations, log)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from neural_mp.core.criterion import AccuracyCriterion
+from neural_mp.core.criterion import AccuracyCriterion, UnreturnedCallError
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report, StageNoise
+from neural_mp.tuning.call_limit import CallLimit
 from neural_mp.util.user_calls import call_user
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Listener:
@@ -88,6 +91,7 @@ class RunLog:
         stage_noise: noise of a plan before and after its weights recovered accuracy; or None.
         width_sqnr_db: op → widths → SQNR of the outputs; see `AcceleratorFigures.sqnr_db`.
         effort_seconds: limit that the effort sets to the run after calibration; None without one.
+        calls: limit of single calls, which may never return.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class RunLog:
         self.stage_noise: StageNoise | None = None
         self.width_sqnr_db: Mapping[str, Mapping[str, float]] = {}
         self.effort_seconds: float | None = None
+        self.calls = CallLimit()
 
     def cache_hit(self, measurement: str) -> None:
         """Record a measurement as taken from an earlier run."""
@@ -126,6 +131,19 @@ class RunLog:
     def add_warning(self, message: str) -> None:
         """Store a warning for the report."""
         self.warnings.append(message)
+
+    def warn_of_call(self, error: BaseException) -> None:
+        """Store a warning if an error is that of a call that did not return."""
+        if isinstance(error, UnreturnedCallError):
+            self.add_warning(str(error))
+
+    def run_optional_part(self, part: Callable[[], T], default: T) -> T:
+        """Return the result of a part of the run, or a default if a call does not return."""
+        try:
+            return self.calls.run_part(part)
+        except UnreturnedCallError as error:
+            self.warn_of_call(error)
+            return default
 
     def warn_once(self, message: str) -> None:
         """Store a warning unless it is stored already, also by an earlier part of the run."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -264,7 +265,9 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         accelerator=estimate_accelerator_figures(
             job.target_costs, job.space.graph, selection.plan.plan, log.width_sqnr_db
         ),
-        hint=None if job.hint is None or seconds is None else job.hint(log.seconds, seconds),
+        hint=None
+        if job.hint is None or seconds is None
+        else log.run_optional_part(partial(job.hint, log.seconds, seconds), None),
     )
 
 

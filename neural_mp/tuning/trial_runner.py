@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.criterion import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError, UnreturnedCallError
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import (
@@ -116,7 +117,7 @@ class TrialRunner:
             except (NotShardableError, TuningError) as error:
                 self.sharding.give_up(str(error))
         self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
-        return self.plan_evaluator(plan, self.deadline)
+        return self.log.calls.run_part(lambda: self.plan_evaluator(plan, self.deadline))
 
     def _plan_shards(self, plan: ResolvedPlan) -> list[Shard]:
         """Return the shards of a plan's evaluation; empty if evaluated here."""
@@ -243,9 +244,9 @@ class TrialRunner:
         """Return the trial of a plan, with measurements if it met the accuracy target."""
         job, figures = self.job, {}
         if evaluation.outcome is Outcome.MET:
-            if model is None:
-                model = self.plan_evaluator.model.convert_by_plan(plan)
-            figures = job.measure_objectives(model, plan)
+            converted = model or self.plan_evaluator.model.convert_by_plan(plan)
+            model = converted
+            figures = self.log.calls.run_part(lambda: job.measure_objectives(converted, plan))
         trial = self._build_trial(plan, evaluation, number, figures)
         rivals = [trial] if self.best is None else [self.best[0], trial]
         if model is not None and find_best_trial(rivals, job.objectives) is trial:
@@ -340,17 +341,18 @@ def train_closest_plan(
             f"{label} was not trained: no time was left; set a longer timeout, and resume"
         )
         return None, None
-    plan, started = job.space.resolve(promising.plan), time.perf_counter()
+    plan, started, calls = job.space.resolve(promising.plan), time.perf_counter(), log.calls
     number = history.begin_trial()
     try:
         with log.time_phase("train", f"Training {label}"):
-            converted = job.train(model, plan, seconds)
+            converted = calls.run_part(partial(job.train, model, plan, seconds))
             evaluator, criterion = job.evaluator, job.settings.criterion
-            accuracy = evaluator(converted, deadline, None, model)
+            accuracy = calls.run_part(partial(evaluator, converted, deadline, None, model))
         trial = Trial(plan.plan, Outcome.MISSED, number=number, trained=True)
         if math.isfinite(accuracy):
             met = evaluator.spread.meets_target(criterion, baseline.accuracy, accuracy)
-            figures = job.measure_objectives(converted, plan) if met else {}
+            measure = partial(job.measure_objectives, converted, plan)
+            figures = calls.run_part(measure) if met else {}
             trial = replace(
                 trial,
                 outcome=Outcome.MET if met else Outcome.MISSED,
@@ -360,7 +362,12 @@ def train_closest_plan(
                 metrics=dict(evaluator.values),
             )
         trial = job.rate_trial(replace(trial, seconds=time.perf_counter() - started), plan)
-        log.stage_noise = measure_stage_noise(job, model, plan, log, converted)
+        noise = partial(measure_stage_noise, job, model, plan, log, converted)
+        log.stage_noise = log.run_optional_part(noise, None)
+    except UnreturnedCallError as error:
+        history.abandon_trial(number, plan.plan, str(error))
+        log.warn_of_call(error)
+        return None, None
     except DeadlineExceededError:
         history.abandon_trial(number, plan.plan, _NOT_EVALUATED)
         log.add_warning(

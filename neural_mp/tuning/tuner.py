@@ -6,9 +6,10 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
-from neural_mp.core.criterion import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError, UnreturnedCallError
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
@@ -67,22 +68,26 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
             with job.open_history() as history:
                 return _search_with_history(job, log, history)
     finally:
+        log.calls.close()
         log.listener.close()
 
 
 def _search_with_history(job: TuningJob, log: RunLog, history: History) -> TuningResult:
     setup = record_run_setup(job)
     history.begin_run(setup)
-    deadline = Deadline(job.settings.exit_policy.timeout)
+    deadline = log.calls.deadline = Deadline(job.settings.exit_policy.timeout)
     resumed = _list_resumed_trials(job, history)
     baseline: Baseline | None = None
     try:
         baseline = obtain_measured_baseline(job, history, log, deadline)
         model = calibrate_model(job, log, deadline, history)
-    except DeadlineExceededError:
+    except DeadlineExceededError as error:
+        if baseline is None and isinstance(error, UnreturnedCallError):
+            raise  # the FP32 model, or its evaluation, is no result
+        log.warn_of_call(error)
         log.add_warning("the time limit passed before the search; the model stays FP32")
         with log.time_phase("measure"):
-            selection = select_fp32(job)
+            selection = log.calls.run_part(lambda: select_fp32(job))
         return _make_checked_result(
             job, log, history, Settlement(job, selection), baseline, resumed
         )
@@ -129,11 +134,16 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     else:
         if selection.trial is None:
             log.add_warning(explain_fp32_result(job, trials, baseline.accuracy))
-        selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
+        faster = partial(
+            with_faster_kernels, job, model, selection, log, deadline, baseline.accuracy
+        )
+        selection = log.run_optional_part(faster, selection)
     if trained is None:
-        log.stage_noise = measure_stage_noise(job, model, selection.plan, log)
+        noise = partial(measure_stage_noise, job, model, selection.plan, log)
+        log.stage_noise = log.run_optional_part(noise, None)
     trials = latest_trials(trials, selection)
-    settlement = settle_runtime(job, selection, baseline.accuracy, log, deadline)
+    settle = partial(settle_runtime, job, selection, baseline.accuracy, log, deadline)
+    settlement = log.run_optional_part(settle, Settlement(job, selection))
     return _make_checked_result(job, log, history, settlement, baseline, trials)
 
 
@@ -208,7 +218,8 @@ class _TrialSearch:
             self._feed_search(search, self.job.settings.exit_policy.max_trials)
         except StopIteration:
             return
-        except DeadlineExceededError:
+        except DeadlineExceededError as error:
+            self.log.warn_of_call(error)
             self.log.add_warning(f"the search stopped at {self._deadline}; {self._deadline.remedy}")
         except TuningError as error:
             if not any(trial.met for trial in self.trials):
@@ -223,7 +234,8 @@ class _TrialSearch:
 
     def _feed_search(self, search: Search, limit: int) -> None:
         tried = {trial.plan: trial for trial in self.trials}
-        plans = next(search)
+        calls = self.log.calls
+        plans = calls.run_part(lambda: next(search))
         while True:
             resolved = [self.job.space.resolve(plan) for plan in plans]
             new = [plan for plan in dict.fromkeys(resolved) if plan.plan not in tried]
@@ -234,7 +246,8 @@ class _TrialSearch:
             if len(new) > room:
                 self.log.add_warning(f"the search stopped at max_trials = {limit}")
                 return
-            plans = search.send([tried[plan.plan] for plan in resolved])
+            results = [tried[plan.plan] for plan in resolved]
+            plans = calls.run_part(partial(search.send, results))
 
 
 def _select_result(
@@ -245,15 +258,20 @@ def _select_result(
     log: RunLog,
 ) -> tuple[Selection, list[Trial]]:
     """Return the selection, and the trials with their latest figures."""
-    measured = [_with_missing_figures(job, model, trial) for trial in trials]
+    measured = [
+        log.run_optional_part(partial(_with_missing_figures, job, model, trial), trial)
+        for trial in trials
+    ]
     try:
         with log.time_phase("measure", "Measuring the best plans"):
-            selection = select_plan(job, measured, model, measured_alone)
-    except KeyboardInterrupt:
+            select = partial(select_plan, job, measured, model, measured_alone)
+            selection = log.calls.run_part(select)
+    except (KeyboardInterrupt, UnreturnedCallError) as error:
+        log.warn_of_call(error)
         log.add_warning("the final measurement was interrupted; latencies are those of the trials")
         best = find_best_trial(measured, job.objectives)
         if best is None:
-            return select_fp32(job), measured
+            return log.calls.run_part(lambda: select_fp32(job)), measured
         plan = job.space.resolve(best.plan)
         return with_figures(best, plan, model.convert_by_plan(plan)), measured
     latest = {trial.number: trial for trial in selection.slower_than_fp32}

@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.criterion import Deadline, DeadlineExceededError
+from neural_mp.core.criterion import Deadline, DeadlineExceededError, UnreturnedCallError
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.observations import KeptOutputs, Observations
@@ -100,36 +101,27 @@ def convert_without_check(job: TuningJob, log: RunLog) -> TuningResult:
     log.add_warning(_explain_missing_check(job, is_timed))
     setup = record_run_setup(job)
     deadline, fp32_outputs = Deadline(job.settings.exit_policy.timeout), KeptOutputs()
+    log.calls.deadline = deadline
     started = time.process_time()
     try:
         model = calibrate_model(job, log, deadline, kept=fp32_outputs)
-    except DeadlineExceededError:
-        log.add_warning("the time limit passed during calibration; the model stays FP32")
-        with log.time_phase("measure"):
-            selection = select_fp32(job)
-        report = report_of(job, selection, log)
-        return _make_unchecked_result(
-            job, setup, selection, report, Observations(), selection, job.model
-        )
+    except DeadlineExceededError as error:
+        return _keep_fp32(job, setup, log, error, "the time limit passed during calibration")
     deadline = job.limit_by_effort(deadline, log.seconds.get("load", 0.0), log)
     if model.space is not job.space:
         job, setup = job.in_space(model.space), setup_in_space(setup, model.space)
-    chosen = (
-        _choose_within_size(job, model, log) if limit.is_set else _choose_every_op(job, model, log)
-    )
-    if is_timed and chosen.plan.has_low_precision:
-        allowance = _compute_choice_allowance(job, time.process_time() - started, deadline)
-        chosen = _choose_fastest(job, model, chosen, allowance, log)
-    fidelity: Fidelity | None = None
-    rounds: Sequence[Sequence[float]] = ()
-    if chosen.model is not job.model:
-        fidelity, rounds = compared_with_fp32(job, chosen.model, log, fp32_outputs, chosen.fp32_run)
-    with log.time_phase("measure", "Measuring latency"):
-        selection = (
-            _measure_choice(job, chosen, rounds)
-            if chosen.model is not job.model
-            else select_fp32(job)
-        )
+
+    def choose_and_measure() -> tuple[_Choice, Fidelity | None, Selection]:
+        chosen = (_choose_within_size if limit.is_set else _choose_every_op)(job, model, log)
+        if is_timed and chosen.plan.has_low_precision:
+            allowance = _compute_choice_allowance(job, time.process_time() - started, deadline)
+            chosen = _choose_fastest(job, model, chosen, allowance, log)
+        return chosen, *_compare_and_measure(job, chosen, log, fp32_outputs)
+
+    try:
+        chosen, fidelity, selection = log.calls.run_part(choose_and_measure)
+    except UnreturnedCallError as error:
+        return _keep_fp32(job, setup, log, error, "no plan was measured")
     every_op = limit.is_set or job.settings.exit_policy.performance_only
     is_judged = is_timed or not (every_op or is_latency_only(job.objectives))
     slow = selection.slower_than_fp32[0] if is_judged and selection.slower_than_fp32 else None
@@ -138,12 +130,15 @@ def convert_without_check(job: TuningJob, log: RunLog) -> TuningResult:
         selection = _in_fp32(job, selection)
     is_converted = selection.model is chosen.model
     if is_timed or not selection.plan.has_low_precision:
-        selection = with_faster_kernels(job, model, selection, log, deadline)
+        faster = partial(with_faster_kernels, job, model, selection, log, deadline)
+        selection = log.run_optional_part(faster, selection)
     measured = selection.model
     if is_timed:
-        settlement = settle_runtime(job, selection, None, log, deadline)
+        settle = partial(settle_runtime, job, selection, None, log, deadline)
+        settlement = log.run_optional_part(settle, Settlement(job, selection))
     else:
-        settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
+        compare = partial(speeds_over_runtimes, job, selection, log)
+        settlement = Settlement(log.run_optional_part(compare, job), selection)
     settled_job, selection = settlement.job, settlement.selection
     is_kept = is_converted and selection.model is measured
     shown = fidelity if is_kept else None
@@ -159,6 +154,34 @@ def convert_without_check(job: TuningJob, log: RunLog) -> TuningResult:
         job, setup, selection, report, observations, recorded, settled_job.model, chosen.times
     )
     return replace(result, trials=chosen.failed)
+
+
+def _keep_fp32(
+    job: TuningJob, setup: RunStart, log: RunLog, error: DeadlineExceededError, reason: str
+) -> TuningResult:
+    """Return the FP32 model as the result, for a reason."""
+    log.warn_of_call(error)
+    log.add_warning(f"{reason}; the model stays FP32")
+    with log.time_phase("measure"):
+        selection = log.calls.run_part(lambda: select_fp32(job))
+    report = report_of(job, selection, log)
+    return _make_unchecked_result(
+        job, setup, selection, report, Observations(), selection, job.model
+    )
+
+
+def _compare_and_measure(
+    job: TuningJob, chosen: _Choice, log: RunLog, fp32_outputs: KeptOutputs
+) -> tuple[Fidelity | None, Selection]:
+    """Return the deviation of a plan from FP32, None for FP32, and its selection with latency."""
+    fidelity: Fidelity | None = None
+    rounds: Sequence[Sequence[float]] = ()
+    if chosen.model is not job.model:
+        fidelity, rounds = compared_with_fp32(job, chosen.model, log, fp32_outputs, chosen.fp32_run)
+    with log.time_phase("measure", "Measuring latency"):
+        if chosen.model is job.model:
+            return fidelity, select_fp32(job)
+        return fidelity, _measure_choice(job, chosen, rounds)
 
 
 def _choose_every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from neural_mp.errors import NeuralMPError, mark_user_error, message_of
+from neural_mp.util.system.watched_thread import CallEndedError, Locals, watch_calls
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -61,6 +62,12 @@ class ReraiseUserErrors(ContextDecorator):
             error.__context__ = context  # drop the wrapper from its context
 
 
+def _name_call(local: Locals) -> str:
+    call = local["call"]
+    return str(local["form"] or getattr(call, "__qualname__", type(call).__name__))
+
+
+@watch_calls(_name_call)
 def call_user(
     call: Callable[..., Any],
     *arguments: object,
@@ -83,7 +90,7 @@ def call_user(
     """
     try:
         return call(*arguments)
-    except (UserCodeError, KeyboardInterrupt):
+    except (UserCodeError, KeyboardInterrupt, CallEndedError):
         raise
     except BaseException as error:
         if form and is_signature_mismatch(error, call, *arguments):

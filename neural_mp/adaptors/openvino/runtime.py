@@ -23,6 +23,7 @@ from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
 from neural_mp.util.system.forks import check_process
 from neural_mp.util.system.signal_stack import preserve_signal_stack
+from neural_mp.util.system.watched_thread import watch_calls
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +233,7 @@ class Runner:
         #: False after a failed run: the plugin keeps its shapes, and any inputs may fail.
         self.is_usable = True
 
+    @watch_calls("the model")
     def __call__(self, feeds: Sequence[Array], *, shared: bool = False) -> list[Array]:
         """Return all outputs for inputs in the order of the model, after a reset of its state.
 

@@ -28,6 +28,7 @@ from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.fingerprint import DataDigest
 from neural_mp.util.labels import get_batch_labels, split_at
 from neural_mp.util.string_enum import StringEnum
+from neural_mp.util.system.watched_thread import watch_calls
 from neural_mp.util.text import describe_value_shape, format_count, with_article
 from neural_mp.util.user_calls import (
     UserCodeError,
@@ -141,6 +142,7 @@ class Batches:
                 seconds,
             )
 
+    @watch_calls(lambda local: local["self"].name)
     def _call_user(self, call: Callable[[], Any]) -> Any:
         """Run user code, and record the exception that it raises."""
         try:
@@ -352,6 +354,7 @@ class Batches:
         self.choose_reading(try_model)
         return self
 
+    @watch_calls(lambda local: f"len({local['self'].name})")
     def __len__(self) -> int:
         try:
             count = len(self._source)

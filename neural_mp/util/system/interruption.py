@@ -22,6 +22,11 @@ _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
+def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in the Python code of a thread, at its next instruction."""
+    _set_exception(thread, kind)
+
+
 class TimeLimitError(BaseException):
     """Raised within code that took too long; no `Exception`, which that code may catch.
 
@@ -63,7 +68,7 @@ def interrupt_after_seconds(seconds: float, within: str) -> Iterator[None]:
                 continue
             if _count_imports(frame) > imports:
                 continue
-            _set_exception(thread, limit)
+            raise_in_thread(thread, limit)
             due = _read_clock_seconds(clock) + _REPEAT_SECONDS
 
     watcher = threading.Thread(target=watch_clock, name="neural_mp time limit", daemon=True)

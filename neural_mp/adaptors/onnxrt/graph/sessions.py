@@ -20,6 +20,7 @@ from neural_mp.adaptors.common.threads import get_allowed_threads
 from neural_mp.adaptors.onnxrt.graph.edit import count_tensor_bytes, iterate_all_constants
 from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
 from neural_mp.errors import ConversionError, one_line
+from neural_mp.util.system.watched_thread import Locals, watch_calls
 
 #: Major and minor version.
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -48,6 +49,26 @@ _NON_NUMPY_TYPES = tuple(
 )
 #: Protocol Buffers messages are limited to 2 GiB: larger weights go to another file.
 MESSAGE_LIMIT = 1_900_000_000
+
+
+class _RunEnding:
+    """Means to end the runs of a session from another thread.
+
+    Attributes:
+        options: the options of the next run.
+    """
+
+    def __init__(self) -> None:
+        self.options = ort.RunOptions()
+
+    def end_runs(self) -> None:
+        """End the present runs, also loops without end; later ones are not affected."""
+        ended, self.options = self.options, ort.RunOptions()
+        ended.terminate = True
+
+
+def _end_runs(local: Locals) -> None:
+    local["ending"].end_runs()
 
 
 class Runner:
@@ -124,23 +145,27 @@ class Runner:
         self._sequences = {name for name in self._plain if types[name].startswith("seq(")}
         ports = self.session.get_inputs()
         self._takes_plain = not any(port.type.startswith(_NON_NUMPY_TYPES) for port in ports)
+        self._ending = _RunEnding()
 
     def make_fetcher(self, fetches: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
         """Return a function from inputs to the named outputs; see `__call__`."""
-        names, run = list(fetches), self.session.run
+        names, run, ending = list(fetches), self.session.run, self._ending
         if not (self._takes_plain and self._plain.issuperset(names)):
             return lambda feeds: self(feeds, names)
 
+        @watch_calls("the model", _end_runs)
         def fetch_outputs(feeds: Mapping[str, Any]) -> list[Any]:
             try:
-                return run(names, feeds)
+                return run(names, feeds, ending.options)
             except Exception as error:
                 raise _run_failure(error) from error
 
         return fetch_outputs
 
+    @watch_calls("the model", lambda local: local["self"]._ending.end_runs())
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Return the named outputs for these inputs; raise `ConversionError` if a kernel fails."""
+        options = self._ending.options
         extended = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
             if extended or not self._plain.issuperset(fetches):
@@ -148,12 +173,13 @@ class Runner:
                 # The arrays of a sequence are not accessible through an OrtValue.
                 lists = [name for name in fetches if name in self._sequences and not extended]
                 tensors = [name for name in fetches if name not in lists]
-                values = map(_from_ort_value, self.session.run_with_ort_values(tensors, inputs))
-                outputs = dict(zip(tensors, values, strict=True))
+                results = self.session.run_with_ort_values(tensors, inputs, options)
+                outputs = dict(zip(tensors, map(_from_ort_value, results), strict=True))
                 if lists:
-                    outputs.update(zip(lists, self.session.run(lists, dict(feeds)), strict=True))
+                    arrays = self.session.run(lists, dict(feeds), options)
+                    outputs.update(zip(lists, arrays, strict=True))
                 return [outputs[name] for name in fetches]
-            return list(self.session.run(list(fetches), dict(feeds)))
+            return list(self.session.run(list(fetches), dict(feeds), options))
         except Exception as error:
             raise _run_failure(error) from error
 

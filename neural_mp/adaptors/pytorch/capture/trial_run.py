@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, resize_batch
 from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_module_state
 from neural_mp.errors import DataError
+from neural_mp.util.system.watched_thread import watch_calls
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ def _run_trial(module: nn.Module, call: CallArgs) -> TrialRun:
     return TrialRun(call, outputs, changed, buffers, written, retained)
 
 
+@watch_calls("the model")
 def run_in_place(module: nn.Module, call: CallArgs) -> Any:
     """Run a module on copies of the inputs; its state changes as in any run.
 

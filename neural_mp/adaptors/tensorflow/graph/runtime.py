@@ -39,6 +39,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
 )
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.util.system.forks import check_process
+from neural_mp.util.system.watched_thread import watch_calls
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +95,22 @@ class Runner:
         rewrites.optimizers.extend(_FUSING)
         # A copy of the constants that a session keeps to show what was run.
         config.experimental.disable_output_partition_graphs = True
-        self._session = tf.compat.v1.Session(graph=graph, config=config)
+        self._graph, self._config = graph, config
+        self._open_session()
+
+    def _open_session(self) -> None:
+        self._session = tf.compat.v1.Session(graph=self._graph, config=self._config)
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
         # Also runs at exit, before Python deletes the modules that closing needs.
-        weakref.finalize(self, _close_session, self._session, self._callables)
+        self._close = weakref.finalize(self, _close_session, self._session, self._callables)
 
+    def end_runs(self) -> None:
+        """End the present runs, also loops without end, with their session; open another one."""
+        end = self._close
+        self._open_session()
+        end()
+
+    @watch_calls("the model", lambda local: local["self"].end_runs())
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Run the graph, given tensor name → array, and return the fetched tensors.
 

@@ -1,0 +1,197 @@
+"""Threads whose calls are watched from outside, and ended if they never return."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from neural_mp.util.system.interruption import raise_in_thread
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+#: The local variables of a call.
+Locals = Mapping[str, Any]
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+#: Folders of code that is not the user's own.
+_LIBRARIES = (
+    _PACKAGE,
+    *map(Path, {*sysconfig.get_paths().values()} - {sysconfig.get_path("data")}),
+)
+
+
+class CallEndedError(BaseException):
+    """Raised within a call that is ended; no `Exception`, which that code may catch."""
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """The watch over the calls of a function.
+
+    Attributes:
+        name: local variables → the name of the call for messages.
+        end: ends a call in native code, by its local variables; None if that is impossible.
+    """
+
+    name: Callable[[Locals], str]
+    end: Callable[[Locals], object] | None
+
+
+_WATCHES: dict[CodeType, _Watch] = {}
+
+
+def watch_calls(
+    name: str | Callable[[Locals], str], end: Callable[[Locals], object] | None = None
+) -> Callable[[F], F]:
+    """Decorate a function that runs code of the user or a model, and may thus never return.
+
+    Its calls take no more time: a watched thread is looked at from outside.
+
+    Args:
+        name: the name of a call for messages, or a function of its local variables.
+        end: ends a call in native code, by its local variables; None if that is impossible.
+    """
+
+    def watch_function(function: F) -> F:
+        named = name if callable(name) else lambda _: name
+        _WATCHES[function.__code__] = _Watch(named, end)
+        return function
+
+    return watch_function
+
+
+class _LostThreads:
+    """The watched threads whose call could not be ended."""
+
+    count = 0
+
+
+def count_lost_threads() -> int:
+    """Return the number of threads of this process whose call could not be ended."""
+    return _LostThreads.count
+
+
+class WatchedThread:
+    """A thread that runs one call at a time; daemonic, so the process does not wait for a call."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve_calls, args=(self._calls,), name="neural_mp calls", daemon=True
+        )
+        self._thread.start()
+        #: The latest call, of which nothing is kept.
+        self._latest: Callable[[], futures.Future[Any] | None] = lambda: None
+
+    def __del__(self) -> None:
+        """End the thread after its call."""
+        self._calls.put(None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this code runs in the thread."""
+        return threading.current_thread() is self._thread
+
+    def start_call(self, call: Callable[[], T]) -> futures.Future[T]:
+        """Run a call in the context variables and modes of the caller; return its future."""
+        future = futures.Future[T]()
+        self._latest = weakref.ref(future)
+        self._calls.put((future, contextvars.copy_context(), _copy_torch_modes(), call))
+        return future
+
+    def find_watched_call(self) -> FrameType | None:
+        """Return the frame of the outermost watched call that is running, if any."""
+        frames = self._list_watched_frames()
+        return frames[-1] if frames else None
+
+    def describe_call(self) -> str:
+        """Return the name of the innermost watched call, and the user's line that is running."""
+        frames = self._list_watched_frames()
+        name = _WATCHES[frames[0].f_code].name(frames[0].f_locals) if frames else "a call"
+        line = self._find_user_line()
+        return f"{name} (at {line})" if line else name
+
+    def end_call(self, seconds: float) -> bool:
+        """End the running call, if any, and the thread; return whether both end within seconds.
+
+        Code in Python is ended at its next instruction, a run of a model by its runtime. A call
+        that ends in no way goes on, but its result is dropped.
+        """
+        self._calls.put(None)
+        latest = self._latest()
+        if latest is None or latest.done():
+            return True
+        frames = self._list_watched_frames()
+        raise_in_thread(self._thread.ident or 0, CallEndedError)
+        for frame in frames:
+            end = _WATCHES[frame.f_code].end
+            if end is not None:
+                end(frame.f_locals)
+        del frames
+        self._thread.join(seconds)
+        is_ended = not self._thread.is_alive()
+        _LostThreads.count += not is_ended
+        return is_ended
+
+    def _list_watched_frames(self) -> list[FrameType]:
+        """Return the frames of watched calls, innermost first."""
+        return [frame for frame in self._list_frames() if frame.f_code in _WATCHES]
+
+    def _list_frames(self) -> list[FrameType]:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        frames = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        return frames
+
+    def _find_user_line(self) -> str:
+        """Return the innermost line of the user's own code as text; empty without any."""
+        for frame in self._list_frames():
+            file = Path(frame.f_code.co_filename)
+            if file.is_file() and not any(map(file.is_relative_to, _LIBRARIES)):
+                return f"{file.name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+        return ""
+
+
+def _copy_torch_modes() -> AbstractContextManager[None]:
+    """Return the context of PyTorch's modes in this thread, to be entered in another one.
+
+    Many scripts switch gradients off once for all their evaluations.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return nullcontext()
+    return _set_torch_modes(torch, torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+
+
+@contextmanager
+def _set_torch_modes(torch: Any, inference: bool, grad: bool) -> Iterator[None]:
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        yield
+
+
+def _serve_calls(calls: SimpleQueue[Any]) -> None:
+    try:
+        while (item := calls.get()) is not None:
+            future, context, modes, call = item
+            try:
+                with modes:
+                    future.set_result(context.run(call))
+            except BaseException as error:  # noqa: BLE001 (raised again by the caller)
+                future.set_exception(error)
+            # Until the next call, nothing of this one is kept.
+            del item, future, context, modes, call
+    except CallEndedError:
+        return  # raised after the call returned
