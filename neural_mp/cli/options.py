@@ -134,7 +134,8 @@ class SearchOptions(ExitStack):
             str | None, typer.Option(help="Tolerated loss: 1%, or absolute:0.02; default: 1%.")
         ] = None,
         timeout: Annotated[
-            float | None, typer.Option(help="Time limit of the search in seconds.")
+            float | None,
+            typer.Option(help="Time limit of the search in seconds, also for calls that hang."),
         ] = None,
         max_trials: Annotated[
             int | None, typer.Option(help="Maximum number of evaluated plans.")

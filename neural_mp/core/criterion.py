@@ -159,7 +159,9 @@ class ExitPolicy:
     """Limits of a search.
 
     Attributes:
-        timeout: seconds from the start of the search; 0 sets no limit.
+        timeout: seconds from the start of the search; 0 sets no limit. A call of the user's code or
+            of a model that does not return is ended 10 seconds later, or a quarter of the limit if
+            that is longer.
         max_trials: maximum number of evaluated plans.
         performance_only: convert as many ops as possible, even if they save no time, without
             evaluating accuracy.

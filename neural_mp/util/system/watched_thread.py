@@ -116,11 +116,16 @@ class WatchedThread:
         return frames[-1] if frames else None
 
     def describe_call(self) -> str:
-        """Return the name of the innermost watched call, and the user's line that is running."""
-        frames = self._list_watched_frames()
-        name = _WATCHES[frames[0].f_code].name(frames[0].f_locals) if frames else "a call"
-        line = self._find_user_line()
-        return f"{name} (at {line})" if line else name
+        """Return the name of the innermost watched call, and the line of the user's within."""
+        line = ""
+        for frame in self._list_frames():
+            file = Path(frame.f_code.co_filename)
+            if frame.f_code in _WATCHES:
+                name = _WATCHES[frame.f_code].name(frame.f_locals)
+                return f"{name} (at {line})" if line else name
+            if not line and file.is_file() and not any(map(file.is_relative_to, _LIBRARIES)):
+                line = f"{file.name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+        return "a call"
 
     def end_call(self, seconds: float) -> bool:
         """End the running call, if any, and the thread; return whether both end within seconds.
@@ -155,14 +160,6 @@ class WatchedThread:
             frames.append(frame)
             frame = frame.f_back
         return frames
-
-    def _find_user_line(self) -> str:
-        """Return the innermost line of the user's own code as text; empty without any."""
-        for frame in self._list_frames():
-            file = Path(frame.f_code.co_filename)
-            if file.is_file() and not any(map(file.is_relative_to, _LIBRARIES)):
-                return f"{file.name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
-        return ""
 
 
 def _copy_torch_modes() -> AbstractContextManager[None]:

@@ -1,0 +1,183 @@
+"""Calls that never return are ended after a time limit; others are not touched."""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from endless_nets import endless_onnx
+
+from neural_mp.adaptors.onnxrt.graph.sessions import Runner
+from neural_mp.core.criterion import Deadline, UnreturnedCallError
+from neural_mp.errors import TuningError
+from neural_mp.tuning import call_limit
+from neural_mp.tuning.call_limit import CallLimit
+from neural_mp.util.system.watched_thread import WatchedThread, count_lost_threads, watch_calls
+from neural_mp.util.user_calls import UserCodeError, call_user
+
+#: An end for what hangs, so that no failure keeps threads for ever.
+HANGS_SECONDS = 30
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """A limit of .2 s, and .2 s more."""
+    monkeypatch.setattr(call_limit, "MIN_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(call_limit, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(call_limit, "_UNWIND_SECONDS", 0.2)
+    calls = CallLimit()
+    calls.timeout = 0.2
+    return calls
+
+
+def spin(seconds=HANGS_SECONDS):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def sleep():
+    time.sleep(HANGS_SECONDS)
+
+
+def sleep_many_times(seconds, each=0.05):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        call_user(time.sleep, each)
+    return "done"
+
+
+def test_without_a_limit_everything_runs_in_the_callers_thread():
+    assert CallLimit().run_part(threading.current_thread) is threading.current_thread()
+
+
+@pytest.mark.parametrize("hang", [spin, sleep])
+@pytest.mark.parametrize("by_main", [True, False])
+def test_a_call_that_never_returns_is_ended_in_any_thread(limit, hang, by_main):
+    caught, started = [], time.monotonic()
+
+    def run():
+        with pytest.raises(UnreturnedCallError) as error:
+            limit.run_part(lambda: call_user(hang, form="eval_func(model)"))
+        caught.append(error.value)
+
+    if by_main:
+        run()
+    else:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert time.monotonic() - started < HANGS_SECONDS / 3
+    assert isinstance(caught[0], TuningError)
+    message = str(caught[0])
+    assert message.startswith("eval_func(model) (at test_call_limit.py, line ")
+    assert "the time limit of 0.2 s (exit_policy.timeout) and 0.2 s more" in message
+    assert limit.run_part(lambda: 3) == 3  # in another thread
+
+
+def test_code_in_python_is_ended_itself(limit):
+    before = count_lost_threads()
+    with pytest.raises(UnreturnedCallError):
+        limit.run_part(lambda: call_user(spin))
+    assert count_lost_threads() == before
+
+
+def test_short_calls_may_together_take_longer_than_the_limit(limit):
+    assert limit.run_part(lambda: sleep_many_times(1.0)) == "done"
+
+
+def test_what_is_no_call_of_the_user_is_not_ended(limit):
+    assert limit.run_part(lambda: time.sleep(0.7) or "done") == "done"
+
+
+def test_in_a_search_a_call_may_last_as_long_as_the_search_has_time(limit):
+    limit.deadline = Deadline(0.8)
+    assert limit.run_part(lambda: call_user(lambda: time.sleep(0.7) or "done")) == "done"
+    with pytest.raises(UnreturnedCallError):
+        limit.run_part(lambda: call_user(spin))
+
+
+def test_exceptions_and_context_pass_unchanged(limit):
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(5)
+    assert limit.run_part(variable.get) == 5
+    raised = ZeroDivisionError("theirs")
+
+    def fail():
+        raise raised
+
+    with pytest.raises(UserCodeError) as error:
+        limit.run_part(lambda: call_user(fail))
+    assert error.value.error is raised
+    with pytest.raises(StopIteration):
+        limit.run_part(partial(next, iter(())))
+
+
+def test_gradients_that_the_caller_switched_off_are_off(limit):
+    torch = pytest.importorskip("torch")
+    limit.run_part(lambda: 0)  # the thread exists
+    with torch.no_grad():
+        assert not limit.run_part(torch.is_grad_enabled)
+    assert limit.run_part(torch.is_grad_enabled)
+
+
+def test_ctrl_c_ends_a_part_at_once(limit):
+    limit.timeout = 600.0
+    begun, ended = threading.Event(), threading.Event()
+
+    def work():
+        try:
+            begun.set()
+            call_user(spin)
+        finally:
+            ended.set()
+
+    def interrupt():
+        begun.wait()
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        limit.run_part(work)
+    assert time.monotonic() - started < HANGS_SECONDS / 3
+    assert ended.wait(1)
+
+
+def test_nothing_of_a_part_is_kept():
+    thread = WatchedThread()
+    array = np.zeros(8)
+    before = sys.getrefcount(array)
+    future = thread.start_call(lambda: array)
+    assert future.result() is array
+    del future
+    time.sleep(0.1)
+    assert sys.getrefcount(array) == before
+
+
+def test_an_endless_loop_of_onnx_runtime_is_ended_and_its_session_works_on(limit):
+    runner = Runner(ir.from_proto(endless_onnx(above=0.0)), None)
+    run = runner.make_fetcher(["y"])
+    before = count_lost_threads()
+    for endless in (run, partial(runner, fetches=["y"])):
+        with pytest.raises(UnreturnedCallError, match="^the model did not return"):
+            limit.run_part(partial(endless, {"x": np.ones((1, 8), np.float32)}))
+        (ended,) = endless({"x": -np.ones((1, 8), np.float32)})
+        assert ended.shape == (1, 4)
+    assert count_lost_threads() == before
+
+
+def test_a_call_is_named_by_its_function(limit):
+    @watch_calls(lambda local: f"part {local['number']}")
+    def hang(number):
+        spin()
+
+    with pytest.raises(UnreturnedCallError, match=r"^part 7 \(at test_call_limit.py, line"):
+        limit.run_part(lambda: hang(7))
