@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.option_checks import check_existing_path, check_whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
-from neural_mp.io.array_files import UNREADABLE, load_arrays
+from neural_mp.io.array_files import UNREADABLE, ArrayArchive, load_arrays
 
 
 @contextmanager
-def iterate_plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
+def iterate_plain_arrays(
+    path: Path, *, option: str = "", mapped: bool = False
+) -> Iterator[np.ndarray | ArrayArchive]:
     """Yield the result of `load_arrays`; convert errors raised while arrays are read.
 
     Args:

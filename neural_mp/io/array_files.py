@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,9 @@ from neural_mp.io.limits import (
     MAX_COMPRESSION_RATIO,
     MAX_EMPTY_ARRAY_LENGTH,
     RATIO_EXEMPT_ARRAY_BYTES,
+    count_excess_bytes,
 )
+from neural_mp.util.system.memory import free_memory
 
 #: Exceptions for unreadable files and for unreadable arrays in an archive.
 UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -23,8 +26,54 @@ _ARRAY = ".npy"
 _LONGEST = np.iinfo(np.intp).max
 
 
-def load_arrays(path: Path, *, mapped: bool = False) -> Any:
-    """Return the result of `numpy.load`; pickled objects are never read.
+class ArrayArchive(Mapping[str, np.ndarray]):
+    """The arrays of an `.npz` file, each of which is read when it is asked for.
+
+    Attributes:
+        files: the names of the arrays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._arrays = np.load(path, allow_pickle=False)
+        self.files: list[str] = self._arrays.files
+        members = self._arrays.zip.infolist()
+        self._sizes = {m.filename.removesuffix(_ARRAY): m.file_size for m in members}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array.
+
+        Raises:
+            ValueError: the array does not fit into memory.
+            Exception: one of `UNREADABLE`: the archive is damaged.
+        """
+        size, free = self._sizes.get(name, 0), free_memory()
+        if size > free:
+            raise ValueError(
+                f"array {name[:100]!r} requires {size >> 20} MiB of memory, and {free >> 20} MiB "
+                f"are free; store the array in an .npy file, of which only samples in use are read"
+            )
+        array: np.ndarray = self._arrays[name]
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return len(self.files)
+
+    def __enter__(self) -> ArrayArchive:
+        """Return the archive, which is closed on exit."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Close the archive."""
+        self._arrays.close()
+
+
+def load_arrays(path: Path, *, mapped: bool = False) -> np.ndarray | ArrayArchive:
+    """Return the array or the arrays of a file; pickled objects are never read.
 
     Args:
         path: an `.npy` or `.npz` file.
@@ -41,28 +90,33 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
             _check_declared_array(file, path.stat().st_size, "the array")
     if is_archive:
         _check_archive(path)
-    return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return ArrayArchive(path)
+    array: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    return array
 
 
 def _check_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                _check_member(archive, member)
+            members = archive.infolist()
+            excess = count_excess_bytes((m.file_size, m.compress_size) for m in members)
+            if excess > RATIO_EXEMPT_ARRAY_BYTES:
+                raise ValueError(
+                    f"arrays of {excess >> 20} MiB are compressed to less than a "
+                    f"{MAX_COMPRESSION_RATIO}th, got a file of {path.stat().st_size >> 10} KiB; "
+                    f"such arrays may have up to {RATIO_EXEMPT_ARRAY_BYTES >> 20} MiB: store "
+                    f"others uncompressed, by numpy.savez"
+                )
+            for member in members:
+                _check_declared_member(archive, member)
     except (RuntimeError, NotImplementedError) as error:  # e.g. encrypted, of an unknown version
         raise ValueError(str(error)) from error
 
 
-def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    shown = f"{member.filename[:100]!r}"
-    packed_well = MAX_COMPRESSION_RATIO * member.compress_size
-    if member.file_size > max(packed_well, RATIO_EXEMPT_ARRAY_BYTES):
-        raise ValueError(
-            f"{shown} has {member.file_size} bytes, compressed to {member.compress_size}"
-        )
+def _check_declared_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
     if member.filename.endswith(_ARRAY):
         with archive.open(member) as file:
-            _check_declared_array(file, member.file_size, shown)
+            _check_declared_array(file, member.file_size, f"{member.filename[:100]!r}")
 
 
 def _check_declared_array(file: Any, size: int, what: str) -> None:

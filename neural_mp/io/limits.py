@@ -31,7 +31,8 @@ MAX_ARCHIVE_MEMBERS = 100_000
 MAX_COMPRESSION_RATIO = 200
 #: Members of models up to this size may exceed the ratio; only short text is compressed.
 RATIO_EXEMPT_MODEL_BYTES = 1 << 24
-#: Data arrays up to this size may exceed the ratio: masks are mostly zeros.
+#: Data arrays up to this size may exceed the ratio: masks are mostly zeros. The limit is that of an
+#: array, and of all such members of one file.
 RATIO_EXEMPT_ARRAY_BYTES = 1 << 30
 #: Axis length of a numpy array without any bytes.
 MAX_EMPTY_ARRAY_LENGTH = 1_000_000
@@ -96,6 +97,14 @@ UNSAVED_ELEMENTS = 1 << 26
 MAX_LABELS = 1 << 20
 #: Header of a `.safetensors` file: limit of its format.
 MAX_HEADER_BYTES = 100_000_000
+
+
+def count_excess_bytes(sizes: Iterable[tuple[int, int]]) -> int:
+    """Return the bytes of all parts of a file that exceed the compression ratio.
+
+    `sizes` are, for each part, its bytes in memory and in the file.
+    """
+    return sum(size for size, stored in sizes if size > MAX_COMPRESSION_RATIO * stored)
 
 
 _names: ContextVar[tuple[str, ...]] = ContextVar("trusted", default=())

@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 
 from neural_mp.errors import DataError, NeuralMPError
 from neural_mp.io.files import read_bounded
-from neural_mp.io.limits import MAX_DATA_BYTES, MAX_DATA_VALUES, MAX_FILE_BYTES, MAX_VALUES
+from neural_mp.io.limits import (
+    MAX_COMPRESSION_RATIO,
+    MAX_DATA_BYTES,
+    MAX_DATA_VALUES,
+    MAX_FILE_BYTES,
+    MAX_VALUES,
+)
 from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -143,8 +149,10 @@ def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Decompress zlib data, or all members of gzip data.
 
     Raises:
-        InvalidValueError: the data are damaged, truncated or too large.
+        InvalidValueError: the data are damaged, truncated or too large, at most or for their
+            compressed size.
     """
+    max_bytes = min(max_bytes, max(MAX_FILE_BYTES, MAX_COMPRESSION_RATIO * len(data)))
     content = decompress_start(data, max_bytes + 1)
     if len(content) > max_bytes:
         raise InvalidValueError(f"decompressed size exceeds the limit of {max_bytes >> 20} MiB")

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from neural_mp.errors import ModelLoadError, NeuralMPError, one_line
-from neural_mp.io.limits import MAX_ARCHIVE_MEMBERS, MAX_COMPRESSION_RATIO, RATIO_EXEMPT_MODEL_BYTES
+from neural_mp.io.limits import (
+    MAX_ARCHIVE_MEMBERS,
+    MAX_COMPRESSION_RATIO,
+    RATIO_EXEMPT_ARRAY_BYTES,
+    RATIO_EXEMPT_MODEL_BYTES,
+    count_excess_bytes,
+)
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
@@ -77,5 +83,11 @@ def _describe_member_faults(archive: zipfile.ZipFile) -> Iterator[str]:
                 f"{member.file_size} bytes from {member.compress_size} bytes"
             )
         total += member.compress_size
+    excess = count_excess_bytes((member.file_size, member.compress_size) for member in members)
+    if excess > RATIO_EXEMPT_ARRAY_BYTES:
+        yield (
+            f"members that exceed the compression ratio of {MAX_COMPRESSION_RATIO}: limit "
+            f"{RATIO_EXEMPT_ARRAY_BYTES} bytes, got {excess} bytes"
+        )
     if archive.fp is not None and total > archive.fp.seek(0, 2):
         yield "members overlap"

@@ -7,6 +7,7 @@ from onnx_nets import MACHINE, Converted, graph, op, run
 from zoo.onnx_ops import feeds_of, single_op_tests
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.graph import protos
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ModelLoadError
 from neural_mp.profiling.audit import audit_ops
@@ -122,6 +123,19 @@ def test_sparse_weights_that_cannot_be_written_out_are_refused(sizes, match):
     del model.graph.sparse_initializer[0].dims[:]
     model.graph.sparse_initializer[0].dims.extend(sizes)
     with pytest.raises(ModelLoadError, match=match):
+        OnnxRuntimeAdaptor().load(model)
+
+
+def test_sparse_weights_that_are_large_only_together_are_refused(monkeypatch):
+    monkeypatch.setattr(protos, "RATIO_EXEMPT_ARRAY_BYTES", 1 << 20)
+    array = np.zeros((256, 600), np.float32)
+    array[0, 0] = 1
+    model = with_sparse_weight(as_node=False)
+    for number in range(2):
+        sparse = as_sparse(array)
+        sparse.values.name = f"unused {number}"
+        model.graph.sparse_initializer.append(sparse)
+    with pytest.raises(ModelLoadError, match="all sparse constants .* got 1228800 bytes"):
         OnnxRuntimeAdaptor().load(model)
 
 

@@ -19,7 +19,11 @@ from onnx import numpy_helper
 
 from neural_mp.adaptors.onnxrt.graph.file_checks import iterate_nested_graphs
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.limits import RATIO_EXEMPT_ARRAY_BYTES
+from neural_mp.io.limits import (
+    MAX_COMPRESSION_RATIO,
+    RATIO_EXEMPT_ARRAY_BYTES,
+    count_excess_bytes,
+)
 
 #: Key of the type of a value in its `meta`.
 _TYPE = "neural_mp.map_type"
@@ -117,6 +121,14 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     has_sparse = any(graph.sparse_initializer for graph in graphs)
     if not has_sparse and not any(a.HasField("sparse_tensor") for a in attributes):
         return proto
+    tensors = [tensor for graph in graphs for tensor in _iterate_sparse_tensors(graph)]
+    excess = count_excess_bytes((_count_dense_bytes(t), t.ByteSize()) for t in tensors)
+    if excess > RATIO_EXEMPT_ARRAY_BYTES:
+        raise ModelLoadError(
+            f"all sparse constants that are more than {MAX_COMPRESSION_RATIO} times larger when "
+            f"dense must have at most {RATIO_EXEMPT_ARRAY_BYTES} bytes then, got {excess} bytes; "
+            f"store dense tensors"
+        )
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     for graph in iterate_nested_graphs([copy.graph]):
         graph.initializer.extend(map(_densify_tensor, graph.sparse_initializer))
@@ -130,16 +142,26 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def _iterate_sparse_tensors(graph: onnx.GraphProto) -> Iterator[onnx.SparseTensorProto]:
+    yield from graph.sparse_initializer
+    for node in graph.node:
+        yield from (a.sparse_tensor for a in node.attribute if a.HasField("sparse_tensor"))
+
+
+def _count_dense_bytes(sparse: onnx.SparseTensorProto) -> int:
+    size = math.prod(sparse.dims) * numpy_helper.to_array(sparse.values).itemsize
+    if min(sparse.dims, default=0) < 0 or size > RATIO_EXEMPT_ARRAY_BYTES:
+        raise ModelLoadError(
+            f"sparse constant {sparse.values.name!r} must have at most {RATIO_EXEMPT_ARRAY_BYTES} "
+            f"bytes when dense, got the sizes {list(sparse.dims)}; store a dense tensor"
+        )
+    return size
+
+
 def _densify_tensor(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     name = sparse.values.name
     values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-    size = math.prod(sparse.dims)
-    if min(sparse.dims, default=0) < 0 or size * values.itemsize > RATIO_EXEMPT_ARRAY_BYTES:
-        raise ModelLoadError(
-            f"sparse constant {name!r} must have at most {RATIO_EXEMPT_ARRAY_BYTES} bytes when "
-            f"dense, got the sizes {list(sparse.dims)}; store a dense tensor"
-        )
-    dense = np.zeros(size, values.dtype)
+    dense = np.zeros(math.prod(sparse.dims), values.dtype)
     try:
         if indices.ndim > 1:
             indices = np.ravel_multi_index(tuple(indices.T), tuple(sparse.dims))

@@ -20,7 +20,9 @@ from neural_mp.io.limits import (
     MAX_COMPRESSION_RATIO,
     MAX_FILE_BYTES,
     MAX_HDF5_OBJECTS,
+    RATIO_EXEMPT_ARRAY_BYTES,
     RATIO_EXEMPT_MODEL_BYTES,
+    count_excess_bytes,
 )
 from neural_mp.io.readers import load_json
 from neural_mp.io.zip_archive import open_checked_archive
@@ -76,6 +78,9 @@ def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
                 yield from _faults_of_array(item, where)
             else:
                 yield f"{where!r} is neither a group nor an array"
+    excess = count_excess_bytes((array.nbytes, array.id.get_storage_size()) for array in arrays)
+    if excess > RATIO_EXEMPT_ARRAY_BYTES:
+        yield f"arrays of {excess} bytes are far larger than what is in the file"
 
 
 def _faults_of_array(array: h5py.Dataset, where: str) -> Iterator[str]:

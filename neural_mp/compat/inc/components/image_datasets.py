@@ -177,7 +177,10 @@ class ImageArrays(CocoImages):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         image = self.images[index]
-        with iterate_plain_arrays(_make_array_path(self.folder, image)) as pixels:
+        path = _make_array_path(self.folder, image)
+        with iterate_plain_arrays(path) as pixels:
+            if not isinstance(pixels, np.ndarray):
+                raise DataError(f"{path} must hold a single array, got an archive")
             pairs = zip(image.categories, image.boxes, strict=True)
             return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
 

@@ -221,6 +221,8 @@ def _add_channel_axis(
 def _read_archive(path: Path, part: str, rank: int) -> SmallImages:
     """Read the arrays `x_train`, `y_train`, `x_test`, `y_test`, named as in Keras."""
     with iterate_plain_arrays(path) as archive:
+        if isinstance(archive, np.ndarray):
+            raise DataError(f"{path} must be an archive of named arrays, got a single array")
         for key in (f"x_{part}", f"y_{part}"):
             if key not in archive.files:
                 raise DataError(f"{path} has no array {key!r}{did_you_mean(key, archive.files)}")
