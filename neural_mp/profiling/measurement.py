@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from neural_mp.util.system.memory import FREED
+from neural_mp.util.system.watched_thread import watch_calls
 
 #: Confidence level of the interval of a ratio. Above 95 %, because rounds are added until the
 #: interval is conclusive, so bounds are tested several times.
@@ -322,6 +323,7 @@ def make_concurrent_runs(
         yield [partial(_run_concurrently, run, callers, pool) for run in runs]
 
 
+@watch_calls("the model")
 def _run_concurrently(run: Callable[[], Any], callers: int, pool: ThreadPoolExecutor) -> None:
     def run_repeatedly() -> None:
         for _ in range(CALLS_PER_CALLER):

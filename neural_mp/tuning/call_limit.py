@@ -74,8 +74,12 @@ class CallLimit:
     def _watch_until_done(self, thread: WatchedThread, future: futures.Future[T]) -> None:
         seen: FrameType | None = None
         since = 0.0
-        while not futures.wait([future], self._seconds_to_look()).done:
-            call, now = thread.find_watched_call(), time.monotonic()
+        # A longer wait would delay Ctrl-C on Windows, and interrupts by other threads.
+        while not futures.wait([future], _LOOK_SECONDS).done:
+            now = time.monotonic()
+            if self.deadline is not None and now < self.deadline.end_time:
+                continue
+            call = thread.find_watched_call()
             if call is not seen:
                 seen, since = call, now
             if call is not None and now >= self._end_of_call(since):
@@ -84,11 +88,6 @@ class CallLimit:
                     f"{self.timeout:g} s (exit_policy.timeout) and {self.grace_seconds:g} s more; "
                     f"correct what does not return, or set a longer timeout"
                 )
-
-    def _seconds_to_look(self) -> float:
-        if self.deadline is None:
-            return _LOOK_SECONDS
-        return max(_LOOK_SECONDS, self.deadline.end_time - time.monotonic())
 
     def _end_of_call(self, since: float) -> float:
         """Return the moment at which a call is ended that was first seen at another one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
 import threading
@@ -162,6 +163,21 @@ def test_the_trials_before_a_call_that_hangs_are_kept(converter, phases, by_main
     resumed = converter()
     assert resumed.trials[0].plan == result.trials[0].plan
     assert len(resumed.trials) > 1
+
+
+def test_ctrl_c_keeps_the_trials_before_at_once(converter, phases):
+    def score(model):
+        if phases.current == "Trial 2":
+            _thread.interrupt_main()
+            sleep()
+        return 0.9
+
+    converter.metric, converter.eval_func = None, score
+    converter.exit_policy = ExitPolicy(timeout=HANGS_SECONDS)
+    result = run(converter)
+    assert result.met
+    assert len(result.trials) == 1
+    assert "the search was interrupted; its trials are kept" in warnings_of(result)
 
 
 def test_an_evaluation_that_ends_within_the_grace_period_counts(converter, phases, monkeypatch):

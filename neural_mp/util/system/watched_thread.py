@@ -168,7 +168,7 @@ def _copy_torch_modes() -> AbstractContextManager[None]:
     Many scripts switch gradients off once for all their evaluations.
     """
     torch: Any = sys.modules.get("torch")
-    if torch is None:
+    if not hasattr(torch, "is_inference_mode_enabled"):  # not imported, or not wholly
         return nullcontext()
     return _set_torch_modes(torch, torch.is_inference_mode_enabled(), torch.is_grad_enabled())
 

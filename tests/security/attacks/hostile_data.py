@@ -90,6 +90,24 @@ def _is_compared(folder: Path, canary: Path, kind: str) -> None:
     read_file_batches(folder / "x.npy", None, 2)
 
 
+@DATA.here("an archive that holds", "a bomb of five parts")
+def _holds_bombs(folder: Path, canary: Path, what: str) -> None:
+    """Each part is of half a gibibyte, which a single array may have."""
+    path, names = folder / "x.npz", ["inputs", *"abcd"]
+    part = _array(_described("(512, 1048576)", "'|u1'"))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name in names:
+            archive.writestr(f"{name}.npy", part)
+    data, size = bytearray(path.read_bytes()), struct.pack("<I", (1 << 29) + len(part))
+    for sign, place in (b"PK\x03\x04", 22), (b"PK\x01\x02", 24):
+        begin = data.find(sign)
+        while begin >= 0:
+            data[begin + place : begin + place + 4] = size
+            begin = data.find(sign, begin + 1)
+    path.write_bytes(bytes(data))
+    build_dataset({"numpy": {"path": str(path), "labels_key": None}})
+
+
 @DATA.here("an archive that is", "a bomb", "locked", "cut off", "packed in another way")
 def _is_an_odd_archive(folder: Path, canary: Path, what: str) -> None:
     path = folder / "x.npz"
