@@ -160,8 +160,8 @@ class ExitPolicy:
 
     Attributes:
         timeout: seconds from the start of the search; 0 sets no limit. A call of the user's code or
-            of a model that does not return is ended 10 seconds later, or a quarter of the limit if
-            that is longer.
+            of a model that does not return is ended later: after 10 seconds, a quarter of the
+            limit, or twice the seconds of an evaluation of FP32, whichever is longest.
         max_trials: maximum number of evaluated plans.
         performance_only: convert as many ops as possible, even if they save no time, without
             evaluating accuracy.

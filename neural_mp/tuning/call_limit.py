@@ -13,8 +13,9 @@ from neural_mp.util.system.watched_thread import WatchedThread
 
 T = TypeVar("T")
 
-#: Seconds that a call may take beyond the time limit: at least, and as a fraction of the limit.
-MIN_GRACE_SECONDS, GRACE_RATIO = 10.0, 0.25
+#: Seconds that a call may take beyond the time limit: at least, as a fraction of the limit, and as
+#: a multiple of one evaluation in FP32, which may be a single call.
+MIN_GRACE_SECONDS, GRACE_RATIO, EVALUATIONS_RATIO = 10.0, 0.25, 2.0
 #: Seconds between two looks at the running call.
 _LOOK_SECONDS = 0.5
 #: Seconds for a call that is ended to unwind; afterwards, its thread is abandoned.
@@ -32,17 +33,20 @@ class CallLimit:
         timeout: seconds of the time limit; 0 sets none, and everything runs in the thread of the
             caller.
         deadline: the time limit of the search, once that begins.
+        evaluation_seconds: duration of one evaluation in FP32; 0 if unknown.
     """
 
     def __init__(self) -> None:
         self.timeout = 0.0
         self.deadline: Deadline | None = None
+        self.evaluation_seconds = 0.0
         self._thread: WatchedThread | None = None
 
     @property
     def grace_seconds(self) -> float:
         """Seconds that a call may take beyond the time limit."""
-        return max(MIN_GRACE_SECONDS, GRACE_RATIO * self.timeout)
+        evaluations = EVALUATIONS_RATIO * self.evaluation_seconds
+        return max(MIN_GRACE_SECONDS, GRACE_RATIO * self.timeout, evaluations)
 
     def run_part(self, part: Callable[[], T]) -> T:
         """Return the result of a part of the run.

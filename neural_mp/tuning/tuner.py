@@ -80,6 +80,7 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     baseline: Baseline | None = None
     try:
         baseline = obtain_measured_baseline(job, history, log, deadline)
+        log.calls.evaluation_seconds = baseline.seconds
         model = calibrate_model(job, log, deadline, history)
     except DeadlineExceededError as error:
         if baseline is None and isinstance(error, UnreturnedCallError):

@@ -104,6 +104,14 @@ def test_in_a_search_a_call_may_last_as_long_as_the_search_has_time(limit):
         limit.run_part(lambda: call_user(spin))
 
 
+def test_a_call_may_take_twice_as_long_as_an_evaluation_in_fp32(limit):
+    limit.deadline, limit.evaluation_seconds = Deadline(0.1), 0.6
+    assert limit.run_part(lambda: call_user(lambda: time.sleep(0.9) or "done")) == "done"
+    limit.evaluation_seconds = 0.0
+    with pytest.raises(UnreturnedCallError):
+        limit.run_part(lambda: call_user(spin))
+
+
 def test_exceptions_and_context_pass_unchanged(limit):
     variable = contextvars.ContextVar("variable", default=0)
     variable.set(5)
