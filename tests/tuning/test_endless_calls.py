@@ -277,6 +277,9 @@ def test_a_module_of_pytorch_that_hangs_is_one_error(converter, sleeps):
     error = run(converter)
     assert isinstance(error, UnreturnedCallError)
     assert str(error).startswith("the model (at test_endless_calls.py, line ")
+    # What the module holds while it hangs keeps no later run waiting.
+    converter.model, converter.exit_policy = torch.nn.Linear(8, 4), ExitPolicy(max_trials=1)
+    assert run(converter).report.baseline_accuracy is not None
 
 
 #: Nothing ends a loop of OpenVINO, which would take a core from all later tests of the process.

@@ -92,38 +92,45 @@ def capture_module(module: nn.Module, call: CallArgs) -> GraphModule:
         DataError: if the module does not run on these inputs.
         CaptureError: if the module runs but every export attempt fails.
     """
+    with switch_to_inference(module):
+        # Not under the lock, which a module that never returns would keep for ever.
+        run = try_out(module, call)
+        with TRACING:
+            return _export_run(module, run)
+
+
+def _export_run(module: nn.Module, run: TrialRun) -> GraphModule:
+    """Return the graph of a module that ran; `CaptureError` if every export attempt fails."""
     errors: list[Exception] = []
     slow: dict[str, str] = {}
-    with TRACING, switch_to_inference(module):
-        run = try_out(module, call)
-        register_dataclasses(run.outputs)
-        register_caches(run.outputs)
-        # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
-        names = {*module._modules, *module._parameters, *module._buffers}
-        shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
-        for axes, strict in _ATTEMPTS:
-            if axes in slow:
-                continue
-            for is_filled in (False, True)[: 1 + run.fills_caches]:
-                try:
-                    with (
-                        _prepare_for_export(module, run, is_filled),
-                        _limit_export_time(module, axes),
-                    ):
-                        graph = convert_to_graph(export_program(shown, run.call, axes, strict))
-                except TimeLimitError as error:
-                    logger.debug("export (%s, strict=%s) took too long", axes, strict)
-                    slow[axes] = _DECISIONS[axes].format(error.seconds)
-                    break
-                except Exception as error:
-                    # torch.export raises dozens of unrelated types, user code any type at all.
-                    logger.debug("export (%s, strict=%s) failed", axes, strict, exc_info=True)
-                    errors.append(error)
-                else:
-                    require_needed_conditions(graph, module, run.call)
-                    graph.meta[KEPT_STATE] = run.kept
-                    graph.meta[NOTES] = tuple(slow.values())[-1:]
-                    return graph
+    register_dataclasses(run.outputs)
+    register_caches(run.outputs)
+    # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
+    names = {*module._modules, *module._parameters, *module._buffers}
+    shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
+    for axes, strict in _ATTEMPTS:
+        if axes in slow:
+            continue
+        for is_filled in (False, True)[: 1 + run.fills_caches]:
+            try:
+                with (
+                    _prepare_for_export(module, run, is_filled),
+                    _limit_export_time(module, axes),
+                ):
+                    graph = convert_to_graph(export_program(shown, run.call, axes, strict))
+            except TimeLimitError as error:
+                logger.debug("export (%s, strict=%s) took too long", axes, strict)
+                slow[axes] = _DECISIONS[axes].format(error.seconds)
+                break
+            except Exception as error:
+                # torch.export raises dozens of unrelated types, user code any type at all.
+                logger.debug("export (%s, strict=%s) failed", axes, strict, exc_info=True)
+                errors.append(error)
+            else:
+                require_needed_conditions(graph, module, run.call)
+                graph.meta[KEPT_STATE] = run.kept
+                graph.meta[NOTES] = tuple(slow.values())[-1:]
+                return graph
     raise _make_capture_error(module, run, errors[0])
 
 
