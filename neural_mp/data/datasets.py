@@ -14,6 +14,7 @@ import numpy as np
 from neural_mp.data.option_checks import (
     check_existing_path,
     check_finite_number,
+    check_fits_memory,
     check_whole_number,
     check_whole_numbers,
     parse_numeric_dtype,
@@ -214,6 +215,7 @@ def csv_dataset(
 
 def _read_rows(file: Path, delimiter: str) -> list[tuple[int, list[str]]]:
     """Return rows that are not blank, each with its line number from 1."""
+    check_fits_memory(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines, delimiter=delimiter)

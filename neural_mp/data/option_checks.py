@@ -13,6 +13,7 @@ from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkErro
 from neural_mp.io.files import require_regular_file
 from neural_mp.util import validators
 from neural_mp.util.optional_packages import install_command
+from neural_mp.util.system.memory import describe_shortage
 from neural_mp.util.validators import MAX_SEED, validate_option
 
 
@@ -94,6 +95,17 @@ def check_existing_path(option: str, value: object) -> Path:
     except OSError as error:
         raise DataError(f"{option}: {path} cannot be read: {error.strerror}") from None
     return path
+
+
+def check_fits_memory(path: Path) -> None:
+    """Check that a text file, which is read whole, fits into memory.
+
+    Raises:
+        DataError: the file is larger than the free memory.
+    """
+    shortage = describe_shortage(path.stat().st_size)
+    if shortage:
+        raise DataError(f"{path} {shortage}; give a smaller file, or arrays in .npy files")
 
 
 def check_existing_folder(option: str, value: object) -> Path:

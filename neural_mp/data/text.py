@@ -16,6 +16,7 @@ from neural_mp.data.numpy_files import iterate_plain_arrays
 from neural_mp.data.option_checks import (
     check_existing_file,
     check_existing_path,
+    check_fits_memory,
     check_whole_number,
     import_package,
 )
@@ -205,6 +206,7 @@ def iterate_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read_utf8(path: Path) -> str:
+    check_fits_memory(path)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

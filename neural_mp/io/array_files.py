@@ -18,7 +18,7 @@ from neural_mp.io.limits import (
     RATIO_EXEMPT_ARRAY_BYTES,
     count_excess_bytes,
 )
-from neural_mp.util.system.memory import free_memory
+from neural_mp.util.system.memory import describe_shortage
 
 #: Exceptions for unreadable files and for unreadable arrays in an archive.
 UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -46,11 +46,11 @@ class ArrayArchive(Mapping[str, np.ndarray]):
             ValueError: the array does not fit into memory.
             Exception: one of `UNREADABLE`: the archive is damaged.
         """
-        size, free = self._sizes.get(name, 0), free_memory()
-        if size > free:
+        shortage = describe_shortage(self._sizes.get(name, 0))
+        if shortage:
             raise ValueError(
-                f"array {name[:100]!r} requires {size >> 20} MiB of memory, and {free >> 20} MiB "
-                f"are free; store the array in an .npy file, of which only samples in use are read"
+                f"array {name[:100]!r} {shortage}; store the array in an .npy file, of which only "
+                f"samples in use are read"
             )
         array: np.ndarray = self._arrays[name]
         return array
@@ -87,7 +87,11 @@ def load_arrays(path: Path, *, mapped: bool = False) -> np.ndarray | ArrayArchiv
         is_archive = file.read(4) == b"PK\x03\x04"
         if not is_archive:
             file.seek(0)
-            _check_declared_array(file, path.stat().st_size, "the array")
+            size = path.stat().st_size
+            _check_declared_array(file, size, "the array")
+            shortage = "" if mapped else describe_shortage(size)
+            if shortage:
+                raise ValueError(f"the array {shortage}; divide it into several files")
     if is_archive:
         _check_archive(path)
         return ArrayArchive(path)

@@ -17,6 +17,7 @@ from neural_mp.io import array_files, readers, zip_archive
 from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.io.readers import decompress_bounded
 from neural_mp.io.zip_archive import open_checked_archive
+from neural_mp.util.system import memory
 from neural_mp.util.validators import InvalidValueError
 
 MIB = 1 << 20
@@ -82,7 +83,7 @@ def test_an_array_larger_than_the_free_memory_is_one_error(tmp_path, monkeypatch
     inputs = np.random.default_rng(0).random((4, MIB // 8), np.float32)
     np.savez(tmp_path / "data.npz", inputs=inputs, labels=np.zeros(4, int))
     np.save(tmp_path / "data.npy", inputs)
-    monkeypatch.setattr(array_files, "free_memory", lambda: MIB)
+    monkeypatch.setattr(memory, "free_memory", lambda: MIB)
     message = (
         r"data\.npz .*array 'inputs' requires 2 MiB of memory, and 1 MiB are free; store .*\.npy"
     )
@@ -113,3 +114,33 @@ def test_compressed_data_of_an_absurd_ratio_are_refused_and_others_read(monkeypa
     assert decompress_bounded(packed, 1 << 32) == annotations.encode()
     with pytest.raises(InvalidValueError, match="decompressed size exceeds the limit of 1 MiB"):
         decompress_bounded(bomb, 1 << 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"),
+    [
+        ("table.csv", {"csv": {"path": "table.csv"}}),
+        ("text.txt", {"text": {"path": "text.txt", "tokenizer": "."}}),
+        ("tokens.npy", {"text": {"path": "tokens.npy"}}),
+    ],
+)
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path, monkeypatch, name, dataset):
+    """A tebibyte that takes no place on the disk, and would be one line of a table."""
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / name).open("wb") as file:
+        if name.endswith(".npy"):
+            kind = {"descr": "<i8", "fortran_order": False, "shape": (1 << 37,)}
+            npy.write_array_header_1_0(file, kind)
+        file.truncate((1 << 40) + 128)
+    (tmp_path / "tokenizer.json").write_text(_TOKENIZER)
+    with pytest.raises(DataError, match=r"requires 1048576 MiB of memory, and \d+ MiB are free"):
+        build_dataset(dataset)
+
+
+_TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+)

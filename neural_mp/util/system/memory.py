@@ -31,6 +31,14 @@ def free_memory() -> int:
     return max(0, min(free, limit - used + cached))
 
 
+def describe_shortage(size: int) -> str:
+    """Return as text that so many bytes exceed the usable memory; empty if they do not."""
+    free = free_memory()
+    if size <= free:
+        return ""
+    return f"requires {size >> 20} MiB of memory, and {free >> 20} MiB are free"
+
+
 @cache
 def _find_malloc_trim() -> Callable[[int], int] | None:
     """Return glibc's `malloc_trim`; None with another allocator."""
