@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -18,9 +17,8 @@ from neural_mp.cli.kernels import WithProgram, hardware, kernels
 from neural_mp.cli.measurements import advise, benchmark, compare, sensitivity
 from neural_mp.cli.options import make_command
 from neural_mp.cli.report import report
+from neural_mp.cli.streams import check_written, guard_streams
 from neural_mp.cli.tuning import convert, init, tune, tune_many
-
-_STANDARD_ERROR = 2
 
 
 class _OneLineErrors(TyperGroup):
@@ -120,28 +118,28 @@ for _function, _examples in _COMMANDS.items():
     app.command(cls=_kind, epilog=help_epilog(*_examples))(make_command(_function))
 
 
-def _open_streams() -> None:
-    """Open closed standard streams as `/dev/null`.
-
-    Otherwise the next opened file, e.g. the history of a run, gets the stream's file descriptor and
-    receives the output of libraries.
-    """
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
-        os.set_inheritable(opened, True)
-    os.close(opened)
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
 def main() -> None:
     """Run the command and exit with its exit code (see `ExitCode`)."""
-    _open_streams()
-    suppress_startup_logs()
+    with guard_streams():
+        suppress_startup_logs()
+        try:
+            _run_command()
+        except Exception as error:
+            raise SystemExit(int(report_error(error))) from error
+
+
+def _run_command() -> None:
+    """Run the command and exit.
+
+    Raises:
+        NeuralMPError: standard output cannot be written; help and version are output, too.
+    """
     try:
         app()
-    except Exception as error:
-        raise SystemExit(int(report_error(error))) from error
+    except SystemExit as end:
+        if end.code == ExitCode.DONE:
+            check_written(sys.stdout, "nothing was saved")
+        raise
 
 
 if __name__ == "__main__":

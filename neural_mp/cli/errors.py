@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     FAULT = 4
     NOT_FASTER = 5
     INTERRUPTED = 130
+    TERMINATED = 143
 
     @property
     def exit_meaning(self) -> str:
@@ -42,6 +43,7 @@ _WORDS = {
     ExitCode.FAULT: "an internal error of neural-mp",
     ExitCode.NOT_FASTER: "the accuracy target was met, but by no plan faster than FP32",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
+    ExitCode.TERMINATED: "interrupted by SIGTERM",
 }
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -108,9 +106,15 @@ def _run_and_show_kernels(
 
     if not program:
         raise ConfigurationError("a program must follow --, e.g. -- python train.py")
-    out.kept = "nothing was shown"
+
+    def forward_output(text: bytes) -> None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        out.check_written()  # a program may write for ever
+
     with _open_log_writer(output) as keep:
-        log, code = run_with_kernel_log(program, _forward_output, keep)
+        out.saved = output
+        log, code = run_with_kernel_log(program, forward_output, keep)
     if log.calls:
         _show_kernels(out, log, keys, {"exit_code": code})
     elif code == ExitCode.DONE:
@@ -183,15 +187,6 @@ def _open_log_writer(output: Path | None) -> Iterator[Callable[[str], None]]:
         raise ConfigurationError(f"--output {output} cannot be written: {error.strerror}") from None
     with file:
         yield lambda line: print(line.rstrip("\r\n"), file=file)
-
-
-def _forward_output(text: bytes) -> None:
-    try:
-        sys.stdout.buffer.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def hardware(*, out: Output) -> None:

@@ -199,11 +199,13 @@ def advise(
         advice = advise_from_file(
             conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
         )
+    if output is not None:
+        advice.save_plan(output)
+        out.saved = output
     out.show_table(advice.table)
     for warning in advice.warnings:
         out.show_warning(warning)
     if output is not None:
-        advice.save_plan(output)
         out.show_line(f"saved to {output}")
     if out.as_json:
         out.show_document(_make_advice_document(advice, output))

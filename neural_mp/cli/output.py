@@ -20,8 +20,9 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from neural_mp.cli.ctrl_c import exit_at_once
-from neural_mp.cli.errors import ExitCode, print_error_line
+from neural_mp.cli.errors import print_error_line
+from neural_mp.cli.interrupts import handle_by_default, handle_interrupts, to_exit_code
+from neural_mp.cli.streams import check_written
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError, ConversionError, NeuralMPError
 from neural_mp.reporting import create_error_console, create_output_console
@@ -56,16 +57,18 @@ class Output:
     """Standard output and standard error of a command; a context manager for its duration.
 
     Attributes:
-        kept: message after an interruption: results kept, and how to resume.
-        interrupted: whether the user pressed Ctrl-C.
+        kept: message if the command ends early: what is kept beside files, and how to resume.
+        saved: file or folder that the command has saved.
+        interrupted_by: number of the signal of Ctrl-C or SIGTERM; None without.
     """
 
     def __init__(
         self, as_json: JsonOption = False, quiet: QuietOption = False, verbose: VerboseOption = 0
     ) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
-        self.kept = "nothing was saved"
-        self.interrupted = False
+        self.kept = ""
+        self.saved: Path | None = None
+        self.interrupted_by: int | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Output:
@@ -74,7 +77,7 @@ class Output:
             # The document must not contain output of the user's code.
             self._stack.enter_context(redirect_stdout(sys.stderr))
         self._stack.enter_context(self._logging_to_console())
-        self._stack.enter_context(self._noting_ctrl_c())
+        self._stack.enter_context(self._noting_interrupts())
         return self
 
     def __exit__(
@@ -84,11 +87,26 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
-        if self.interrupted or isinstance(error, KeyboardInterrupt):
-            print_error_line(f"interrupted; {self.kept}")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        if self.interrupted_by is not None or isinstance(error, KeyboardInterrupt):
+            print_error_line(f"interrupted; {self._describe_kept()}")
+            raise typer.Exit(to_exit_code(self.interrupted_by or signal.SIGINT)) from None
+        if error is None or isinstance(error, typer.Exit):
+            self.check_written()
         if self.verbose and isinstance(error, NeuralMPError):
             traceback.print_exception(kind, error, trace)
+
+    def check_written(self) -> None:
+        """Check that the output so far was written.
+
+        Raises:
+            NeuralMPError: standard output cannot be written, e.g. on a full disk.
+            SystemExit: the reader of standard output has closed.
+        """
+        check_written(self._document, self._describe_kept())
+
+    def _describe_kept(self) -> str:
+        saved = "" if self.saved is None else f"saved to {self.saved}"
+        return "; ".join(filter(None, (saved, self.kept))) or "nothing was saved"
 
     def check_single_format(self, as_csv: bool) -> None:
         """Check that JSON and CSV are not combined.
@@ -102,36 +120,17 @@ class Output:
     def show_table(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless a JSON document goes there."""
         if not self.as_json:
-            with self._reporting_write_errors():
-                create_output_console().print(shown)
+            create_output_console().print(shown)
 
     def show_line(self, text: str) -> None:
         """Print an unwrapped text; otherwise as `show_table`."""
         if not self.as_json:
-            with self._reporting_write_errors():
-                create_output_console().print(text, markup=False, highlight=False, soft_wrap=True)
+            create_output_console().print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show_document(self, value: object) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
         text = json.dumps(_to_json_value(value), indent=1, allow_nan=False)
-        with self._reporting_write_errors():
-            print(text, file=self._document, flush=True)
-
-    @contextmanager
-    def _reporting_write_errors(self) -> Iterator[None]:
-        """Report failures to write standard output; exit if its reader has closed.
-
-        Raises:
-            NeuralMPError: standard output cannot be written, e.g. on a full disk.
-        """
-        try:
-            yield
-        except OSError as error:
-            # Python must not retry the rest of the buffer at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._document.fileno())
-            if isinstance(error, BrokenPipeError):
-                raise SystemExit(128 + signal.SIGPIPE) from None
-            raise NeuralMPError(f"standard output cannot be written: {error.strerror}") from None
+        print(text, file=self._document, flush=True)
 
     def show_warning(self, message: str) -> None:
         """Print a warning on standard error."""
@@ -166,24 +165,25 @@ class Output:
             logger.setLevel(previous)
 
     @contextmanager
-    def _noting_ctrl_c(self) -> Iterator[None]:
-        """Record Ctrl-C, because a search catches the exception and returns its best result."""
+    def _noting_interrupts(self) -> Iterator[None]:
+        """Record Ctrl-C and SIGTERM, since a search catches the exception and returns its best."""
+        owner = os.getpid()
 
         def note_interrupt(number: int, frame: FrameType | None) -> None:
-            self.interrupted = True
+            if os.getpid() != owner:  # a fork, e.g. of a data loader
+                handle_by_default(number)
+            self.interrupted_by = number
             raise KeyboardInterrupt
 
-        usual = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or (
-            usual not in (signal.default_int_handler, exit_at_once)
-        ):
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
-        signal.signal(signal.SIGINT, note_interrupt)
+        previous = handle_interrupts(note_interrupt)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, usual)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 class _ToConsole(logging.Handler):
@@ -220,9 +220,13 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
     """
     from neural_mp.reporting import result_tables
 
-    output.show_table(result_tables(result.report, result.met))
+    try:
+        if folder is not None:
+            folder = _save_result(result, folder)
+            output.saved = folder
+    finally:
+        output.show_table(result_tables(result.report, result.met))
     if folder is not None:
-        folder = _save_result(result, folder)
         output.show_line(f"saved to {folder}; exact on {result.exact_on}")
     if output.as_json:
         output.show_document(_make_result_document(result, folder))

@@ -59,6 +59,7 @@ def report(
             output,
             page_of(record) if reference is None else build_comparison_page(record, reference),
         )
+    out.saved = output
     out.show_line(f"{_in_words(record)}; page saved to {output}")
     if out.as_json:
         out.show_document(_run_document(record, output))

@@ -86,6 +86,7 @@ def tune_many(
     results = jobs.tune_many(
         files, workers=workers, output=output, listener=listener, trust=trust or ()
     )
+    out.saved = results.page
     out.show_table(build_jobs_table(results.outcomes))
     out.show_line(f"page saved to {results.page}")
     if out.as_json:
@@ -125,6 +126,7 @@ def init(
     parse_settings(text, str(output))
     with name_target(output):
         output.write_text(text, encoding="utf-8")
+    out.saved = output
     out.show_line(f"saved to {output}; tune with: neural-mp tune {output} --output tuned")
     if out.as_json:
         out.show_document({"saved_to": output, "text": text})

@@ -294,7 +294,7 @@ def run_with_kernel_log(
             f"{command[0]!r} cannot be run: {error.strerror}; give a program and its arguments "
             f"after --, e.g. neural-mp kernels -- python train.py"
         ) from None
-    with process, _pass_first_interrupt():
+    with process, _pass_first_interrupt(process):
         assert process.stdout is not None
         while part := os.read(process.stdout.fileno(), 1 << 16):
             write(sieve.pass_through(part))
@@ -304,23 +304,35 @@ def run_with_kernel_log(
 
 
 @contextmanager
-def _pass_first_interrupt() -> Iterator[None]:
-    """Pass the first Ctrl-C to the program alone, and wait for its remaining output.
+def _pass_first_interrupt(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass the first interrupt to the program alone, and wait for its remaining output.
 
-    A handler is used because `KeyboardInterrupt` could be raised at any line and lose output.
+    Terminals send Ctrl-C to the program themselves; SIGTERM is sent to this process only. A handler
+    is used because `KeyboardInterrupt` could be raised at any line and lose output.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handlers[number] = handler
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt_once(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, handler)
-        with suppress(KeyboardInterrupt):
-            handler(number, frame)
+    def restore_handlers() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
-    signal.signal(signal.SIGINT, interrupt_once)
+    def interrupt_once(number: int, frame: FrameType | None) -> None:
+        restore_handlers()
+        if number == signal.SIGTERM:
+            process.terminate()
+        with suppress(KeyboardInterrupt):
+            handlers[number](number, frame)
+
+    for interrupt in handlers:
+        signal.signal(interrupt, interrupt_once)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        restore_handlers()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import signal
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -45,8 +44,7 @@ class SafeConsole(Console):
     """Console that prints names from files literally.
 
     Markup and emoji codes are not interpreted, and control characters, which could manipulate the
-    terminal, are printed as their codes. If the reader of a pipe has closed, the process exits as
-    the shell expects.
+    terminal, are printed as their codes.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -65,10 +63,8 @@ class SafeConsole(Console):
             yield piece if control else Segment(visible(text), style)
 
     def on_broken_pipe(self) -> None:
-        """Exit like a program ended by SIGPIPE."""
+        """Print nothing from now on: a run must not end because nobody reads its progress."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE)
 
 
 def create_output_console() -> Console:

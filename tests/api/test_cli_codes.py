@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ COMMANDS = (
     "sensitivity",
     "audit",
 )
+INTERRUPTS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 #: Code of a user's own: what each of its pieces does is said by the file `does`.
@@ -67,8 +69,9 @@ class Right:
             raise ZeroDivisionError("no such luck")
         if does("metric misuses a library"):
             accuracy_score(labels, preds)
-        if does("interrupted") and Right.passes > 1:
-            signal.raise_signal(signal.SIGINT)
+        for name in ("SIGINT", "SIGTERM"):
+            if does(f"{name} in pass {Right.passes}"):
+                signal.raise_signal(signal.Signals[name])
         if does("waits"):
             print("waiting", flush=True)
             time.sleep(60)
@@ -201,69 +204,119 @@ def started(onnx_workplace, heeds_ctrl_c):
     return start
 
 
-def test_a_search_that_is_interrupted_shows_its_result_and_is_130(started, onnx_workplace):
-    (onnx_workplace / "does").write_text("interrupted")
+@pytest.mark.parametrize(("does", "code"), [("SIGINT in pass 3", 130), ("SIGTERM in pass 3", 143)])
+def test_a_search_that_is_interrupted_shows_and_saves_its_result(
+    started, onnx_workplace, does, code
+):
+    (onnx_workplace / "does").write_text(does)
     process = started("--output", "tuned")
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "the search was interrupted" in out
-    assert "finished trials are kept; continue with --resume" in err.splitlines()[-1]
+    assert "saved to tuned; finished trials are kept" in err.splitlines()[-1]
     assert (onnx_workplace / "tuned" / "neural_mp.json").is_file()
 
 
-def test_ctrl_c_while_the_users_code_waits(started, onnx_workplace):
+@INTERRUPTS
+def test_an_interrupt_while_the_users_code_waits(started, onnx_workplace, number):
     (onnx_workplace / "does").write_text("waits")
     process = started()
     assert process.stdout.readline() == "waiting\n"
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Traceback" not in err
-    assert "continue with --resume" in err
+    assert "finished trials are kept; continue with --resume" in err
+
+
+def test_a_run_that_sigterm_ended_is_resumed_with_its_trials(started, onnx_workplace):
+    """The trials before the signal are neither lost nor evaluated again."""
+    tuning = "tuning: {strategy: exhaustive, exit_policy: {max_trials: 3}}\n"
+    (onnx_workplace / "conf.yaml").write_text((onnx_workplace / "conf.yaml").read_text() + tuning)
+    (onnx_workplace / "does").write_text("SIGTERM in pass 4")
+    process = started("--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    (first,) = json.loads(out)["trials"]
+    (onnx_workplace / "does").write_text("nothing")
+    process = started("--resume", "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in (0, 1, 5), err
+    document = json.loads(out)
+    assert [trial["number"] for trial in document["trials"]] == [0, 2, 3]
+    assert document["trials"][0]["seconds"] == first["seconds"]
+    assert document["report"]["evaluations"] == 2
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
-def test_a_command_leaves_the_handler_of_ctrl_c_as_it_was(run):
+@INTERRUPTS
+def test_a_command_leaves_the_handler_of_an_interrupt_as_it_was(run, number):
+    usual = signal.getsignal(number)
     assert run("hardware")[0] == 0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(number) is usual
 
 
-#: Presses Ctrl-C where a module is imported, or where Python ends.
-PRESSED = """
+#: Sends a signal where a module is imported, or where Python ends.
+SENT = """
 import atexit, os, signal, sys
 
-class Presses:
+class Sends:
     def find_spec(self, name, path=None, target=None):
         if name == place:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-place = sys.argv.pop()
+place, number = sys.argv.pop(), int(sys.argv.pop())
 if place == "end":
-    atexit.register(os.kill, os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Presses())
+    atexit.register(os.kill, os.getpid(), number)
+sys.meta_path.insert(0, Sends())
 from neural_mp.cli.entry_point import main
 main()
 """
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
+@INTERRUPTS
 @pytest.mark.parametrize("place", ["neural_mp.cli.app", "numpy", "typer", "end"])
-def test_ctrl_c_at_the_start_and_at_the_end_is_one_line(place):
+def test_an_interrupt_at_the_start_and_at_the_end_is_one_line(place, number):
     done = subprocess.run(
-        [sys.executable, "-c", PRESSED, "hardware", place], capture_output=True, text=True
+        [sys.executable, "-c", SENT, "hardware", str(int(number)), place],
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 130
+    assert done.returncode == 128 + number
     assert done.stderr.startswith("interrupted; nothing was saved\n")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_ignored_ctrl_c_stays_ignored():
-    ignoring = PRESSED.replace("\nplace", "\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nplace")
+@INTERRUPTS
+def test_an_ignored_interrupt_stays_ignored(number):
+    ignoring = SENT.replace("\nif place", "\nsignal.signal(number, signal.SIG_IGN)\nif place")
     done = subprocess.run(
-        [sys.executable, "-c", ignoring, "hardware", "numpy"], capture_output=True, text=True
+        [sys.executable, "-c", ignoring, "hardware", str(int(number)), "numpy"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_of_a_command_ends_by_sigterm_in_silence():
+    """Data loaders and pools end their children by this signal, and join them."""
+    forking = """
+import os, signal, time
+from neural_mp.cli.output import Output
+
+with Output():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(ended)
+"""
+    done = subprocess.run([sys.executable, "-c", forking], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{-signal.SIGTERM}\n", "")
 
 
 def test_a_closed_pipe_is_not_a_missed_target():
@@ -287,6 +340,7 @@ def test_every_help_has_an_example_and_the_exit_codes(command, flag):
         "2 invalid input",
         "3 your own code",
         "130 ",
+        "143 interrupted by SIGTERM",
     ):
         assert meaning in text
     for option in ("--quiet", "-q", "--verbose", "-v", "--json"):

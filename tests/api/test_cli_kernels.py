@@ -118,7 +118,11 @@ class TestOfAProgram:
         assert "DNNL_VERBOSE=1" in out
 
     @pytest.mark.usefixtures("heeds_ctrl_c")
-    def test_what_it_did_until_ctrl_c_is_shown(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)]
+    )
+    def test_what_it_did_until_an_interrupt_is_shown(self, tmp_path, number, send):
+        """Terminals send Ctrl-C to the program as well, others SIGTERM to the command alone."""
         waiting = PROGRAM.replace(
             "sys.exit(", "import time; sys.stdout.flush(); time.sleep(60) or ("
         )
@@ -128,15 +132,15 @@ class TestOfAProgram:
             [*command, sys.executable, "waiting.py", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that the signal reaches both, as from a terminal
+            start_new_session=True,
             text=True,
         )
         for line in process.stdout:
             if "the end" in line:
                 break
-        os.killpg(process.pid, signal.SIGINT)
+        send(process.pid, number)
         out, err = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == 128 + number
         assert "│ jit:uni " in out
         assert "interrupted" in err
 

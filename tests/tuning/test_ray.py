@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -189,3 +190,18 @@ def test_an_address_without_a_cluster_is_named(converter, ray):
     converter.workers = {"engine": "ray", "address": "127.0.0.1:9"}
     with pytest.raises(ConfigurationError, match=r"no Ray cluster at address '127\.0\.0\.1:9'"):
         converter()
+
+
+def test_joining_a_cluster_leaves_the_handler_of_sigterm(cluster):
+    """Ray's own handler would end a command without its result."""
+    code = """
+import signal, sys
+from neural_mp.tuning.executors.contract import Workers
+from neural_mp.tuning.executors.ray_nodes import ClusterNodes
+
+signal.signal(signal.SIGTERM, lambda *arguments: None)
+handler = signal.getsignal(signal.SIGTERM)
+ClusterNodes(Workers("ray", options={"address": sys.argv[1]}), dict, print)
+assert signal.getsignal(signal.SIGTERM) is handler
+"""
+    subprocess.run([sys.executable, "-c", code, cluster.address], check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -214,11 +215,15 @@ def _join_cluster(address: str) -> bool:
     quiet = {"log_to_driver": False, "configure_logging": False}
     if address == _OWN_CLUSTER:
         quiet["include_dashboard"] = False
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **quiet)
     except Exception as error:
         # Ray raises ConnectionError, RuntimeError, ValueError and its own errors.
         raise _unreachable_cluster_error(address, error) from error
+    finally:
+        if callable(handler) and signal.getsignal(signal.SIGTERM) is not handler:
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler of the command
     return True
 
 
