@@ -60,7 +60,7 @@ class Trial(JsonFields):
         number: index in the run's history, from 0.
         metrics: name → value, if there are several metrics; `accuracy` is then their weighted sum,
             or the score of a target that each must meet.
-        node: machine that evaluated the plan; empty if not recorded.
+        node: node of a cluster that evaluated the plan; empty for this machine.
         loss_bound: for a language model, the 99 % bound of the loss on other texts, in
             the same unit, which decides whether the target is met; None if unknown.
         trained: whether the weights were trained with the rounding of the plan.

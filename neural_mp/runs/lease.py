@@ -135,7 +135,7 @@ class _LeaseOwner(JsonFields):
         try:
             return cls.from_dict(json.loads(text))
         except (NeuralMPError, RecursionError, TypeError, ValueError):
-            return cls(ProcessIdentity("", "", 0, 0.0), "", "")
+            return cls(ProcessIdentity("", 0, 0.0), "", "")
 
     @property
     def as_text(self) -> str:

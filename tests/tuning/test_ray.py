@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -100,18 +101,21 @@ def told(result):
     return [(trial.plan, trial.accuracy, trial.outcome) for trial in result.trials]
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "tpe"])
-def test_two_nodes_find_what_one_process_finds(converter, joined, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "host_names"), [("exhaustive", False), ("random", True), ("tpe", False)]
+)
+def test_two_nodes_find_what_one_process_finds(converter, joined, strategy, host_names):
     converter.strategy = strategy
     single = converter()
-    converter.workers = {"engine": "ray", "address": joined.address}
+    converter.workers = {"engine": "ray", "address": joined.address, "host_names": host_names}
     together = converter()
     assert told(together) == told(single)
     assert together.plan == single.plan
+    nodes = {trial.node for trial in together.trials}
+    assert {trial.node for trial in single.trials} == {""}
+    assert all((platform.node() in node) == host_names for node in nodes)
     if strategy != "tpe":  # which waits for every trial
-        nodes = {trial.node for trial in together.trials}
         assert len(nodes) == 2
-        assert {trial.node for trial in single.trials}.isdisjoint(nodes)
 
 
 def test_a_node_killed_in_the_middle_changes_nothing(converter, joined, tmp_path):
@@ -183,6 +187,12 @@ def test_a_node_that_computes_in_another_way_gets_no_work(converter, joined, mon
     monkeypatch.setattr(ray_nodes.NumericalTraits, "of_this_machine", other_version)
     converter.workers = {"engine": "ray", "address": joined.address}
     with pytest.raises(TuningError, match=r"node .* is excluded: onnxruntime is .*, here 1\.0"):
+        converter()
+
+
+def test_host_names_are_a_switch(converter, joined):
+    converter.workers = {"engine": "ray", "address": joined.address, "host_names": "yes"}
+    with pytest.raises(ConfigurationError, match="workers: host_names must be true or false"):
         converter()
 
 

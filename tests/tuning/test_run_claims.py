@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -147,7 +148,7 @@ def test_another_process_of_the_same_number_is_not_the_one_that_had_it(begin, el
 
 
 def _away(values):
-    values["process"].update(host="far", namespace="another machine")
+    values["process"].update(namespace="another machine")
 
 
 def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, monkeypatch):
@@ -167,7 +168,7 @@ def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
     values = row(url, history.name, _away)
     timer = threading.Timer(1.0, row, (url, history.name, lambda v: v.update(beats=7)))
     timer.start()
-    with pytest.raises(RunInUseError, match="is in use by process .* on far since"):
+    with pytest.raises(RunInUseError, match="is in use by process .* elsewhere since"):
         begin(resume=True)
     timer.join()
     assert values["beats"] == 0
@@ -186,7 +187,7 @@ def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
     number = history.begin_trial()
     row(url, history.name, _away)
     time.sleep(1)
-    with pytest.raises(RunInUseError, match="on far since"):
+    with pytest.raises(RunInUseError, match="elsewhere since"):
         history.begin_trial()
     history.finish_trial(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=number))  # it is not lost
 
@@ -255,7 +256,13 @@ def test_this_process_knows_itself():
     identity = ProcessIdentity.of_this_process()
     assert identity.is_this_one
     assert ProcessIdentity.from_dict(json.loads(json.dumps(identity.to_dict()))) == identity
-    assert str(identity).startswith("process ")
+    assert str(identity) == f"process {os.getpid()} on this machine"
+
+
+def test_an_identity_with_the_name_of_the_host_is_read():
+    """Earlier versions wrote the name into leases of runs that may still be alive."""
+    stored = {"host": "vm", **ProcessIdentity.of_this_process().to_dict()}
+    assert ProcessIdentity.from_dict(stored).is_this_one
 
 
 def _leased_by(url, lease):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +40,8 @@ class PlanEvaluation:
         error: error of a failed plan; for NaN or Inf, the op of their origin.
         seconds: duration.
         metrics: name → value, if several metrics were evaluated.
-        node: the machine of the evaluation, or the machines of its shards.
+        node: name of the machine of the evaluation, or of the machines of its shards; empty for
+            this machine.
         bound: 99 % bound of the accuracy on other texts, for a metric of texts.
     """
 
@@ -50,7 +50,7 @@ class PlanEvaluation:
     error: str | None = None
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    node: str = field(default_factory=platform.node)
+    node: str = ""
     bound: float | None = None
 
 
@@ -163,7 +163,7 @@ class PlanEvaluator:
                 return result
             shards.append(result)
         accuracy = self.evaluator.merge_shards([shard.states for shard in shards])
-        nodes = ", ".join(dict.fromkeys(shard.node for shard in shards))
+        nodes = ", ".join(dict.fromkeys(shard.node for shard in shards if shard.node))
         seconds = max(shard.seconds for shard in shards)
         judged = self._judge_accuracy(accuracy, lambda: shards[0].origin)
         return PlanEvaluation(

@@ -8,9 +8,8 @@ shard has no end, so that a loader with more batches than its length is read com
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from neural_mp.common import can_merge
 from neural_mp.space import ResolvedPlan
@@ -46,13 +45,13 @@ class ShardResult:
         states: the metrics, as input of `Evaluator.merge_shards`.
         origin: for the first shard, the origin of NaN or Inf in the outputs, as a clause.
         seconds: duration.
-        node: the machine of the evaluation.
+        node: name of the machine of the evaluation; empty for this machine.
     """
 
     states: bytes
     origin: str | None = None
     seconds: float = 0.0
-    node: str = field(default_factory=platform.node)
+    node: str = ""
 
 
 @dataclass

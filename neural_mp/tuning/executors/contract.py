@@ -208,7 +208,7 @@ def missing_result_error(error: BaseException) -> TuningError:
     )
 
 
-def crashed_evaluation(node: str) -> PlanEvaluation:
+def crashed_evaluation(node: str = "") -> PlanEvaluation:
     """Return the evaluation of a plan whose process crashed."""
     return PlanEvaluation(Outcome.FAILED, None, DIED, node=node)
 

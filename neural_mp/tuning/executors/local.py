@@ -6,7 +6,6 @@ import ctypes
 import logging
 import multiprocessing
 import os
-import platform
 import signal
 import sys
 import threading
@@ -199,7 +198,7 @@ class LocalExecutor(QueuedExecutor):
         except BrokenProcessPool as error:
             self._end_pool(slot, at_once=True)
             killed = isinstance(error, TerminatedWorkerError)
-            return crashed_evaluation(platform.node()) if killed else WorkerException(error)
+            return crashed_evaluation() if killed else WorkerException(error)
         except Exception as error:
             # Errors of unpickling the payload or loading the model.
             logger.debug("A worker process raised an exception", exc_info=True)

@@ -28,6 +28,7 @@ from neural_mp.tuning.executors.ray_nodes import (
     check_answer,
     describe_machine_traits,
     parse_cluster_address,
+    read_host_names,
     run_on_node,
 )
 from neural_mp.util.optional_packages import install_command
@@ -63,7 +64,7 @@ class RayExecutor(QueuedExecutor):
     """
 
     name = RAY
-    options = ("address",)
+    options = ("address", "host_names")
     needs: ClassVar[Mapping[str, str]] = {"ray": install_command("ray")}
 
     @classmethod
@@ -72,9 +73,11 @@ class RayExecutor(QueuedExecutor):
 
         Raises:
             MissingFrameworkError: Ray is not installed.
-            ConfigurationError: no cluster at the address that this process can join.
+            ConfigurationError: no cluster at the address that this process can join, or another
+                option is invalid.
         """
         address = parse_cluster_address(workers)
+        read_host_names(workers)
         super().check(workers)
         check_answer(address)
 

@@ -18,6 +18,7 @@ from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.tuning.executors.contract import Workers
 from neural_mp.util.system.environment import read_package_versions
 from neural_mp.util.text import format_count
+from neural_mp.util.validators import boolean, validate_option
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,15 @@ def check_answer(address: str) -> None:
         raise _unreachable_cluster_error(address, error) from error
 
 
+def read_host_names(workers: Workers) -> bool:
+    """Return whether names of nodes, which histories and results contain, include the hosts.
+
+    Raises:
+        ConfigurationError: the setting is no boolean.
+    """
+    return validate_option("workers: host_names", boolean, workers.options.get("host_names", False))
+
+
 class ClusterNodes:
     """The nodes of a joined cluster whose traits match this machine.
 
@@ -125,6 +135,7 @@ class ClusterNodes:
     ) -> None:
         self.threads = workers.threads or 1
         self._count, self._traits, self._warn = workers.count, traits, warn
+        self._shows_hosts = read_host_names(workers)
         #: Node → its display name; empty for rejected nodes.
         self._names: dict[str, str] = {}
         self._refused: list[str] = []
@@ -163,7 +174,7 @@ class ClusterNodes:
             done, _ = ray.wait(list(queries), num_returns=len(queries), timeout=_TRAITS_SECONDS)
         for reference, node in queries.items():
             self._names[node] = ""
-            short = node[:8]
+            name = node[:8]
             try:
                 if reference not in done:
                     raise TimeoutError(f"no response within {_TRAITS_SECONDS:g} s")
@@ -172,16 +183,16 @@ class ClusterNodes:
                 # Nodes without a package raise arbitrary import errors.
                 logger.debug("A node did not report its traits", exc_info=True)
                 reason = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
-                self._record_refusal(f"node {short} of the Ray cluster is excluded: {reason}")
+                self._record_refusal(f"node {name} of the Ray cluster is excluded: {reason}")
                 continue
+            if self._shows_hosts:
+                name = f"{host} {name}"
             differences = local.list_differences(traits)
             if differences:
                 reason = "; ".join(differences)
-                self._record_refusal(
-                    f"node {short} ({host}) of the Ray cluster is excluded: {reason}"
-                )
+                self._record_refusal(f"node {name} of the Ray cluster is excluded: {reason}")
             else:
-                self._names[node] = f"{host} {short}"
+                self._names[node] = name
 
     def _record_refusal(self, message: str) -> None:
         self._refused.append(message)

@@ -6,6 +6,7 @@ With `-m` or `-c`, Python searches the working directory first, so an untrusted 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
@@ -98,13 +99,11 @@ class ProcessIdentity(JsonFields):
     """Unique identity of a process, past or present.
 
     Attributes:
-        host: host name.
         namespace: scope of process ids: one boot of a machine, and one container.
         pid: process id.
         started: start time in seconds since 1970; ids are reused.
     """
 
-    host: str
     namespace: str
     pid: int
     started: float
@@ -114,9 +113,7 @@ class ProcessIdentity(JsonFields):
         """Return the current process."""
         import psutil
 
-        return cls(
-            platform.node(), _read_pid_namespace(), os.getpid(), psutil.Process().create_time()
-        )
+        return cls(_read_pid_namespace(), os.getpid(), psutil.Process().create_time())
 
     @property
     def is_this_one(self) -> bool:
@@ -141,11 +138,13 @@ class ProcessIdentity(JsonFields):
             return None
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        local = self.namespace == _read_pid_namespace()
+        return f"process {self.pid} {'on this machine' if local else 'elsewhere'}"
 
 
 def _read_pid_namespace() -> str:
+    """Return the namespace, without the name of the machine, since files contain the identity."""
     try:
         return f"{_BOOT.read_text().strip()} {_PID_NAMESPACE.readlink()}"
     except OSError:  # not Linux
-        return platform.node()
+        return hashlib.sha256(platform.node().encode()).hexdigest()
