@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 import re
 import signal
 import sys
@@ -116,6 +117,14 @@ def error_path(*keys: str | int) -> Iterator[None]:
     except NeuralMPError as error:
         error.keys = (*keys, *error.keys)
         raise
+
+
+def make_pickling_error(model: str) -> pickle.PicklingError:
+    """Return the error for pickling, which serializers of other packages pass on as it is."""
+    return pickle.PicklingError(
+        f"{model} cannot be pickled, as its kernels hold packed weights or a session; use "
+        f"result.save(folder), and neural_mp.load(folder) in the other process"
+    )
 
 
 class ConfigurationError(NeuralMPError):

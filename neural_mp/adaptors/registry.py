@@ -13,6 +13,7 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+from neural_mp.io.files import describe_working_directory
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.plug_ins import load_plug_ins, require_importable
 from neural_mp.util.system.memory import pause_garbage_collection
@@ -68,8 +69,8 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         )
     if isinstance(source, str | Path) and not Path(source).exists():
         raise UnknownFrameworkError(
-            f"the model {str(source)!r} does not exist in {str(Path.cwd())!r}; give the path of a "
-            f"model, or module:attribute"
+            f"the model {str(source)!r} does not exist in {describe_working_directory()}; give the "
+            f"path of a model, or module:attribute"
         )
     if isinstance(source, str | Path) and Path(source).suffix in (".yaml", ".yml"):
         raise UnknownFrameworkError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
 from neural_mp.space import ResolvedPlan, TuningSpace, explain_int8_choice, without_non_finite
 from neural_mp.space.resolution import BY_PLAN
+from neural_mp.util.csv_table import write_table
 
 #: Reason without a plan, in place of `BY_PLAN`.
 _WITHOUT_PLAN = "supported here; no plan was given"
@@ -47,14 +47,14 @@ def write_log(
 
 def _write_table(path: Path, space: TuningSpace, plan: ResolvedPlan, precision: Precision) -> None:
     paints = space.painting(plan, precision).paints
+    rows: list[Sequence[object]] = [("op", "type", "list", "colour", "runs in", "reason")]
+    for op in space.graph:
+        paint = paints[op.name]
+        stands_on = paint.list.value if paint.list else ""
+        cells = stands_on, paint.colour.value, plan.effective[op.name], paint.reason
+        rows.append((op.name, op.type, *cells))
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(["op", "type", "list", "colour", "runs in", "reason"])
-        for op in space.graph:
-            paint = paints[op.name]
-            stands_on = paint.list.value if paint.list else ""
-            cells = stands_on, paint.colour.value, plan.effective[op.name], paint.reason
-            writer.writerow([op.name, op.type, *cells])
+        write_table(file, rows, delimiter="\t")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,14 @@ from neural_mp.api.saved_model import (
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PLAN_KEY, PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
-from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
+from neural_mp.errors import (
+    DataError,
+    ModelLoadError,
+    NeuralMPError,
+    PlanError,
+    did_you_mean,
+    make_pickling_error,
+)
 from neural_mp.io.limits import trusting
 from neural_mp.io.staged_folder import digest_of_file, scratch_folder
 from neural_mp.profiling.audit import Audit, audit_model
@@ -176,10 +182,7 @@ class OptimizedModel:
         return copy.copy(self)
 
     def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            "a result cannot be pickled, as its kernels hold packed weights or a session; use "
-            "save, and neural_mp.load in the other process"
-        )
+        raise make_pickling_error("a result")
 
     def __repr__(self) -> str:
         missed = f"target not met: {self.report.source_name}"

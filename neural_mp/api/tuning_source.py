@@ -25,6 +25,7 @@ from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.data.numpy_files import iterate_plain_arrays
 from neural_mp.data.text import DEFAULT_LENGTH, read_context_length
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.io.files import describe_working_directory
 from neural_mp.space import TuningSpace
 from neural_mp.util.labels import NAMES
 from neural_mp.util.pytree import tree_leaves
@@ -53,7 +54,9 @@ def open_tuning_source(source: str, trust: Collection[str]) -> MixedPrecision:
     """
     if is_model(source):
         if ":" not in source and not Path(source).exists():
-            raise ConfigurationError(f"there is no model {source!r} in {str(Path.cwd())!r}")
+            raise ConfigurationError(
+                f"there is no model {source!r} in {describe_working_directory()}"
+            )
         return MixedPrecision(model=source, trust=trust)
     path = Path(source)
     if path.is_dir() or (path.is_file() and path.suffix not in (*TUNING_FILES, "")):
@@ -109,7 +112,7 @@ def make_file_dataset(data: Path, label: str | None = None, model: object = None
             f"file with a text, got {str(data)!r}; describe other data in a tuning file"
         )
     if not data.is_file():
-        raise DataError(f"there is no file {str(data)!r} in {str(Path.cwd())!r}")
+        raise DataError(f"there is no file {str(data)!r} in {describe_working_directory()}")
     if is_text(data):
         return _make_text_dataset(data, label, model)
     if data.suffix == ".csv":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
-from neural_mp.io.files import require_regular_file
+from neural_mp.io.files import find_working_directory, require_regular_file
 from neural_mp.util import validators
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.system.memory import describe_shortage
@@ -89,7 +89,8 @@ def check_existing_path(option: str, value: object) -> Path:
         raise ConfigurationError(f"{option} must be a path, got ''")
     path = validate_option(option, validators.file_path, value).expanduser()
     if not path.exists():
-        raise DataError(f"{option}: {path} does not exist (working directory: {Path.cwd()})")
+        folder = find_working_directory() or "deleted"
+        raise DataError(f"{option}: {path} does not exist (working directory: {folder})")
     try:
         require_regular_file(path)
     except OSError as error:

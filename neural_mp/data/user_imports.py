@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from neural_mp.errors import ConfigurationError, did_you_mean, message_of
+from neural_mp.io.files import find_working_directory
 from neural_mp.io.limits import is_trusted, trusting
 
 
@@ -94,8 +95,8 @@ def load_user_object(name: str) -> Any:
 
 def list_user_folders(folder: Path | None) -> tuple[Path, ...]:
     """Return the folders of user modules: the working directory, and the folder of the file."""
-    cwd = Path.cwd()
-    return (cwd,) if folder is None or folder.resolve() == cwd else (cwd, folder.resolve())
+    folders = (find_working_directory(), None if folder is None else folder.resolve())
+    return tuple(dict.fromkeys(path for path in folders if path is not None))
 
 
 def _is_dotted(text: str) -> bool:

@@ -79,6 +79,20 @@ def open_atomic_file(path: Path) -> Iterator[IO[bytes]]:
 _BLOCK = 1 << 20
 
 
+def find_working_directory() -> Path | None:
+    """Return the working directory; None if the directory was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def describe_working_directory() -> str:
+    """Return the working directory for an error message."""
+    folder = find_working_directory()
+    return "the working directory, which was deleted" if folder is None else repr(str(folder))
+
+
 def require_regular_file(path: str | Path) -> None:
     """Raise an error if a path is neither a file nor a folder: reading a pipe may block forever.
 

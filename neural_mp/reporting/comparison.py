@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 
 from rich.console import Group, RenderableType
@@ -11,6 +10,7 @@ from rich.text import Text
 from neural_mp.reporting import formatting
 from neural_mp.tuning.measurement.comparison import EQUAL, Comparison, LayerDifference
 from neural_mp.tuning.measurement.sqnr import MIN_SQNR_DB
+from neural_mp.util.csv_table import write_table
 from neural_mp.util.text import format_count
 
 #: Default number of worst ops to mark.
@@ -59,11 +59,12 @@ def build_comparison_tables(comparison: Comparison, worst: int | None = None) ->
 def format_comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
     """Return CSV with a header and one line per op; the SQNR of equal values is `inf`."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("name", "type", "dtype_a", "dtype_b", *_FIGURES))
-    for layer in comparison.layers if worst is None else comparison.worst(worst):
-        figures = (getattr(layer, name) for name in _FIGURES)
-        writer.writerow([layer.name, layer.type, *layer.dtypes, *figures])
+    layers = comparison.layers if worst is None else comparison.worst(worst)
+    rows = (
+        (layer.name, layer.type, *layer.dtypes, *(getattr(layer, name) for name in _FIGURES))
+        for layer in layers
+    )
+    write_table(text, [("name", "type", "dtype_a", "dtype_b", *_FIGURES), *rows])
     return text.getvalue()
 
 

@@ -137,8 +137,15 @@ def with_samples(inputs: Any, chosen: list[int]) -> Any:
     return (inputs if hasattr(inputs, "detach") else np.asarray(inputs))[chosen]
 
 
+def to_native_order(array: Array) -> Array:
+    """Return an array with the byte order of this machine, which frameworks require."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def convert_to_numpy(values: Any) -> np.ndarray:
     """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
+
+    The result has the byte order of this machine.
 
     Raises:
         ValueError: the values do not form an array.
@@ -152,7 +159,7 @@ def convert_to_numpy(values: Any) -> np.ndarray:
     # The name of a dtype costs more than the rest; bfloat16 is of kind V.
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return array.astype(np.float32)
-    return array
+    return to_native_order(array)
 
 
 def list_float_arrays(value: object) -> list[np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from neural_mp.adaptors.pytorch.graph.quantizable_ops import ADD, LINEAR
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 from neural_mp.adaptors.pytorch.versions import disable_compilation, with_code
-from neural_mp.errors import ConversionError
+from neural_mp.errors import ConversionError, make_pickling_error
 from neural_mp.util.labels import without_labels
 
 _HIDDEN = "neural_mp_hidden"
@@ -84,10 +83,7 @@ class ConvertedModule(nn.Module):
         return ConvertedModule(portable, lower_to_kernels(portable), self._config)
 
     def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            "a converted model cannot be pickled, as its kernels hold packed weights; use "
-            "OptimizedModel.save and neural_mp.load"
-        )
+        raise make_pickling_error("a converted model")
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> ConvertedModule:
         """Apply a function to all tensors; `to`, `half` and others of `nn.Module` call this.

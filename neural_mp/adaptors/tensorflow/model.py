@@ -38,7 +38,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
-from neural_mp.errors import DataError
+from neural_mp.errors import DataError, make_pickling_error
 
 logger = logging.getLogger(__name__)
 
@@ -270,6 +270,15 @@ class ConvertedModel(tf.Module):
         )
         function = self._run.get_concrete_function()
         self.serving_signatures = dict.fromkeys(keys, function)
+
+    def __copy__(self) -> ConvertedModel:
+        return self  # no call changes the model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModel:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise make_pickling_error("a converted model")
 
     @property
     def signatures(self) -> Mapping[str, Any]:

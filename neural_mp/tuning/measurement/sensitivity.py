@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -24,6 +23,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import MeasuringProbe
 from neural_mp.tuning.recording import record_run_setup
+from neural_mp.util.csv_table import write_table
 from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.text import Printed
 
@@ -99,13 +99,11 @@ class SensitivityReport(Printed):
         return [row.to_dict() for row in self.rows]
 
     def to_csv(self) -> str:
-        """Return CSV with a header, compatible with spreadsheet programs."""
+        """Return CSV with a header, for spreadsheet programs, which run no cell."""
         text = io.StringIO()
         names = [item.name for item in fields(Sensitivity)]
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            writer.writerow({**asdict(row), "ops": " ".join(row.ops)})
+        values = ({**asdict(row), "ops": " ".join(row.ops)} for row in self.rows)
+        write_table(text, [names, *([row[name] for name in names] for row in values)])
         return text.getvalue()
 
 

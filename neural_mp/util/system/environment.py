@@ -23,6 +23,8 @@ def _read_installed_version(package: str) -> str | None:
         return None  # frameworks have several packages (tensorflow-cpu)
 
 
+#: Digits of a number of threads, which libraries store in 32 bits.
+_MAX_DIGITS = 9
 #: Variables with thread counts, read by numerical libraries when loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Prefixes of variables that affect numerics or select devices.
@@ -75,6 +77,10 @@ def list_numeric_variables() -> dict[str, str]:
 
 
 def read_omp_threads() -> int | None:
-    """Return the threads of `OMP_NUM_THREADS`, of its outer level; None if not set."""
+    """Return the threads of `OMP_NUM_THREADS`, of its outer level; None if not set.
+
+    A value that is no number of threads counts as not set, as OpenMP ignores it with a warning.
+    """
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else None
+    is_count = first.isascii() and first.isdecimal() and len(first) <= _MAX_DIGITS
+    return int(first) or None if is_count else None

@@ -162,7 +162,7 @@ def test_results_are_copied_and_say_how_to_store_them(tmp_path):
     for copied in (copy.copy(result), copy.deepcopy({"result": result})["result"]):
         assert torch.equal(copied(x), result(x))
         assert copied.plan == result.plan
-    with pytest.raises(pickle.PicklingError, match=r"save, and neural_mp\.load"):
+    with pytest.raises(pickle.PicklingError, match=r"result.save\(folder\), and neural_mp\.load"):
         pickle.dumps(result)
 
 

@@ -137,10 +137,12 @@ def _accepted_layouts(_: TorchModel) -> dict[Hashable, None]:
 
 
 def _call_layout(call: CallArgs) -> Hashable:
-    return tuple(
+    leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    layouts = (
         (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in call.flatten_leaves()
+        for leaf in leaves
     )
+    return repr(structure), *layouts
 
 
 def _said_by_original(model: TorchModel, call: CallArgs) -> str:

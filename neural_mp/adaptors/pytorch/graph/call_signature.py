@@ -21,7 +21,7 @@ from neural_mp.adaptors.pytorch.graph.output_classes import (
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels
-from neural_mp.util.pytree import convert_to_numpy
+from neural_mp.util.pytree import convert_to_numpy, to_native_order
 from neural_mp.util.text import format_count
 
 #: Kinds of parameters that take further arguments.
@@ -44,6 +44,11 @@ class CallArgs:
     def is_nested(self) -> bool:
         """Whether an argument is not a tensor."""
         return not all(isinstance(v, torch.Tensor) for v in (*self.args, *self.kwargs.values()))
+
+    @cached_property
+    def has_containers(self) -> bool:
+        """Whether an argument is a container, e.g. a dict or a dataclass of tensors."""
+        return not all(map(pytree.tree_is_leaf, (*self.args, *self.kwargs.values())))
 
     @cached_property
     def is_plain(self) -> bool:
@@ -135,7 +140,7 @@ class CallSignature:
     def _call_from_inputs(self, inputs: object, like: CallArgs | None) -> CallArgs:
         register_dataclasses(inputs)
         if isinstance(inputs, Mapping):
-            named = self._map_named_arguments(inputs)
+            named = self._map_named_arguments(inputs, like)
             if named is not None:
                 return CallArgs((), pytree.tree_map(self.convert_to_tensor, named))
             inputs = dict(inputs)  # convert a Mapping subclass, e.g. a tokenizer's result
@@ -168,7 +173,9 @@ class CallSignature:
         encloses = bool(values) and isinstance(values[0], tuple | list)
         return not encloses or (len(arguments) == 1 and len(values) != 1)
 
-    def _map_named_arguments(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
+    def _map_named_arguments(
+        self, inputs: Mapping[Any, Any], like: CallArgs | None
+    ) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""
         arguments = without_labels(inputs, (*self.needed, *self.names))
         if self.names and set(self.names) <= set(arguments):
@@ -177,7 +184,7 @@ class CallSignature:
         missing = [name for name in self.needed if name not in arguments]
         if not unknown or (self.open and not missing):
             return arguments
-        if len(unknown) == len(arguments):
+        if len(unknown) == len(arguments) and (like is None or like.has_containers):
             return None
         if self.open:
             raise DataError(
@@ -226,7 +233,7 @@ class CallSignature:
             return leaf.to(self.dtype) if leaf.dtype is torch.float64 else leaf
         if not is_array(leaf):
             return leaf
-        leaf = np.asarray(leaf)
+        leaf = to_native_order(np.asarray(leaf))
         if leaf.dtype.kind not in "fiub":
             raise DataError(f"inputs must be numeric, got an array of {leaf.dtype}")
         # Copy: the batch may be read-only or strided, and the model may write to its input.
@@ -262,6 +269,11 @@ def find_float_dtype(module: nn.Module) -> torch.dtype:
 def is_array(leaf: object) -> bool:
     """Whether a value is an array or another framework's tensor, not a torch tensor."""
     return hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor)
+
+
+def view_as_tensor(array: object) -> torch.Tensor:
+    """Return an array as a tensor; of the same memory, unless its byte order is foreign."""
+    return torch.as_tensor(to_native_order(np.asarray(array)))
 
 
 def copy_tensor(leaf: Any) -> Any:

@@ -16,12 +16,14 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export._tree_utils import reorder_kwargs
 from torch.fx import GraphModule
+from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
@@ -188,21 +190,22 @@ def check_inputs(
     """Check the input sizes and constant inputs of a graph.
 
     Raises:
-        DataError: if an axis is too short or too long, two axes that must agree differ, or an input
-            that is not a tensor has another value than at capture.
+        DataError: if an axis is too short or too long, two axes that must agree differ, an input
+            that is not a tensor has another value than at capture, or inputs are nested otherwise.
     """
     if is_being_traced():
         return
     symbol_sizes: dict[str, int] = {}
-    leaves = list_flat_inputs(module, args, kwargs)
+    leaves = _flatten_as_captured(module, args, kwargs)
     for position, (leaf, axes) in enumerate(zip(leaves, module.meta[SIZES], strict=False)):
         if isinstance(axes, Constant):
             if isinstance(leaf, torch.Tensor) or not bool(leaf == axes.value):
                 raise DataError(_describe_other_value(position, axes, leaf))
             continue
         if axes is None or not isinstance(leaf, torch.Tensor):
-            if axes:
-                raise DataError(f"input {position} must be a tensor, as at capture, got {leaf!r}")
+            if axes or (axes is not None and not pytree.tree_is_leaf(leaf)):
+                shown = repr(leaf) if isinstance(leaf, Number) else f"a {type(leaf).__name__}"
+                raise DataError(f"input {position} must be a tensor, as at capture, got {shown}")
             continue
         if leaf.ndim != len(axes):
             raise DataError(
@@ -282,6 +285,27 @@ def list_flat_inputs(
     spec = module.graph._codegen.pytree_info.in_spec
     ordered = reorder_kwargs(dict(kwargs), spec) if kwargs else {}
     return list(pytree.tree_leaves((tuple(args), ordered)))
+
+
+def _flatten_as_captured(
+    module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[Any]:
+    """Return the values of a call that the code of a graph reads; a tensor may be a container.
+
+    Raises:
+        DataError: the values are nested otherwise than at capture.
+    """
+    spec = module.graph._codegen.pytree_info.in_spec
+    positional, named = list_child_specs(spec)
+    count = positional.num_children
+    # Keywords of the capture may be given by position.
+    values = {**dict(zip(named.context, args[count:], strict=False)), **kwargs}
+    try:
+        return list(tree_flatten_spec((tuple(args[:count]), values), spec))
+    except KeyError as error:
+        raise DataError(f"a dict of inputs must have the key {error}, as at capture") from None
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        raise DataError("inputs must be nested in tuples, lists and dicts as at capture") from None
 
 
 def input_keywords(module: GraphModule) -> tuple[str, ...]:

@@ -13,7 +13,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature, is_array
+from neural_mp.adaptors.pytorch.graph.call_signature import (
+    CallArgs,
+    call_signature,
+    is_array,
+    view_as_tensor,
+)
 from neural_mp.adaptors.pytorch.training.module_dtypes import get_planned_dtype, tree_leaves
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, one_line
@@ -83,7 +88,7 @@ def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
 
     def copy_to_device(leaf: object) -> Any:
         if is_array(leaf):
-            leaf = torch.as_tensor(leaf)
+            leaf = view_as_tensor(leaf)
         # Copy: the model may write to its inputs, and the batch is used again.
         return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 

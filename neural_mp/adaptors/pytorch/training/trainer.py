@@ -27,7 +27,7 @@ from neural_mp.adaptors.common.simulation import (
     inputs_and_targets,
 )
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
-from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, is_array, view_as_tensor
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import list_flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.training.numerics_trace import compute_loss_value
@@ -137,7 +137,7 @@ class Trainer:
 
 
 def _to_tensor(value: object) -> object:
-    return torch.as_tensor(value) if hasattr(value, "__array__") else value
+    return view_as_tensor(value) if is_array(value) else value
 
 
 def _mean_output_nsr(outputs: object, reference: object) -> torch.Tensor:
