@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ATTACK = Path(__file__).with_name("attack.py")
+ATTACK, SOAK = (Path(__file__).with_name(name) for name in ("attack.py", "soak.py"))
 ROOT = Path(__file__).parents[2]
 #: Arguments of the short form, about 35 CPU seconds.
 SHORT = (
@@ -47,6 +47,15 @@ def test_attacks_end_in_a_right_result_or_in_one_error(tmp_path):
     (heading,) = [line for line in printed.splitlines() if "family" in line]
     for column in ("attacks", "right", "refused", "harmful", "seconds"):
         assert column in heading
+
+
+@pytest.mark.slow
+def test_models_are_served_while_others_are_tuned_and_calls_interrupted(tmp_path):
+    """A short form; the memory settles later."""
+    command = [sys.executable, "-W", "ignore", SOAK, "--seconds", "20", "--growth", "1000"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "failures" in done.stdout
 
 
 @pytest.mark.full
