@@ -14,6 +14,8 @@ from typing import IO
 
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
+#: Characters of a file's name in the name of its scratch file.
+_SCRATCH_CHARS = 40
 #: Characters of a name in a message.
 _SHOWN_CHARS = 200
 
@@ -66,7 +68,8 @@ def open_atomic_file(path: Path) -> Iterator[IO[bytes]]:
         OSError: the file cannot be written; the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # The whole name may be as long as the file system allows.
+    scratch = path.with_name(f".{path.name[:_SCRATCH_CHARS]}.{uuid.uuid4().hex}")
     try:
         with scratch.open("wb") as file:
             yield file

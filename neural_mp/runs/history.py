@@ -42,6 +42,7 @@ from neural_mp.runs.report import (
     RuntimeFigures,
     output_nsr_in,
 )
+from neural_mp.runs.sqlite_checks import make_file_url
 from neural_mp.util.optuna_logging import silence_optuna_log
 from neural_mp.util.validators import Validator, file_path, validate_option, without_nul
 
@@ -278,7 +279,7 @@ def get_storage_url(workspace: str | Path, storage: str | None = None) -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HistoryError(f"the workspace {str(folder)!r} cannot be created: {error}") from None
-    return f"sqlite:///{os.path.realpath(folder / HISTORY_FILE)}"
+    return make_file_url(os.path.realpath(folder / HISTORY_FILE))
 
 
 class History(RunStore):

@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError, NeuralMPError, RunInUseError, one_line
+from neural_mp.runs.sqlite_checks import get_database_file
 from neural_mp.util.json_fields import JsonFields
 from neural_mp.util.system.processes import ProcessIdentity
 
@@ -117,17 +118,19 @@ class _LeaseOwner(JsonFields):
         since: date and time, UTC.
         token: distinguishes leases of one process.
         beats: heartbeats so far.
+        file: number of the SQLite file in its file system; 0 for other databases.
     """
 
     process: ProcessIdentity
     since: str
     token: str
     beats: int = 0
+    file: int = 0
 
     @classmethod
-    def of_this_process(cls) -> _LeaseOwner:
+    def of_this_process(cls, file: int) -> _LeaseOwner:
         since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return cls(ProcessIdentity.of_this_process(), since, uuid.uuid4().hex)
+        return cls(ProcessIdentity.of_this_process(), since, uuid.uuid4().hex, file=file)
 
     @classmethod
     def from_text(cls, text: str) -> _LeaseOwner:
@@ -153,8 +156,19 @@ class _LeaseOwner(JsonFields):
         return f"{self.process} since {self.since}"
 
 
+def _number_of_file(engine: Engine) -> int:
+    """Return the number of a database's file, which a copy does not have; 0 without a file."""
+    file = get_database_file(engine.url)
+    try:
+        return 0 if file is None else file.stat().st_ino
+    except OSError:
+        return 0
+
+
 class RunLease:
     """The exclusive right to write to a run, until release or the end of the process.
+
+    A copy of a SQLite file has no owner: the process writes to the original.
 
     A killed process releases nothing; the next process detects its end by process ID and start
     time. A process on another machine is not observable; its heartbeats are.
@@ -185,7 +199,7 @@ class _Heartbeat:
 
     def __init__(self, row: RunRow, fingerprint: Mapping[str, str] | None) -> None:
         self._row = row
-        self._owner = _LeaseOwner.of_this_process()
+        self._owner = _LeaseOwner.of_this_process(_number_of_file(row.engine))
         self._ended, self._lost = threading.Event(), False
         # Reentrant: garbage collection may call `stop_beating` in a thread that holds the lock.
         self._writing = threading.RLock()
@@ -215,6 +229,8 @@ class _Heartbeat:
 
     def _check_dead(self, lease: str) -> None:
         holder = _LeaseOwner.from_text(lease)
+        if holder.file and self._owner.file and holder.file != self._owner.file:
+            return  # a copy of the file that the holder writes to
         alive = holder.is_alive
         if alive is None:
             logger.warning(

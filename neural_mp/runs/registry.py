@@ -14,6 +14,11 @@ from neural_mp.errors import HistoryError
 from neural_mp.io.readers import parse_json
 from neural_mp.runs.fingerprint import list_differences
 from neural_mp.runs.lease import RunLease, create_run_table, run_rows
+from neural_mp.runs.sqlite_checks import (
+    SQLITE_BUSY_SECONDS,
+    check_sqlite_file,
+    get_database_file,
+)
 from neural_mp.util.optional_packages import install_command
 from neural_mp.util.validators import mapping_of, string
 
@@ -23,25 +28,12 @@ if TYPE_CHECKING:
 _NAME_RE = re.compile(r"(\w+)/tuning-(\d+)")
 #: Characters of a model's fingerprint in a run name.
 _DIGEST_CHARS = 12
-#: Seconds to wait for another process that is writing to the same SQLite file.
-_SQLITE_BUSY_SECONDS = 60
 #: Retries, and seconds between them, while another process creates the tables of a new storage.
 _OPEN_RETRIES, _RETRY_SECONDS = 20, 0.1
-#: Entries of the schema; reading these evaluates nothing.
-_SCHEMA_QUERY = "SELECT type, name, sql, rootpage FROM sqlite_master"
-#: Characters of a name in an error.
-_MAX_NAME_CHARS = 80
+#: Names tried for a new run, since other processes may take names.
+_MAX_NAMES = 100
 #: Models and runs listed in an error.
 _MAX_LISTED = 5
-#: A name, number, text or sign in a schema; any other character belongs to an expression.
-_TOKEN = re.compile(r"\s*(?:(\w+|\"[^\"]*\"|'[^']*'|[(),=])|(\S))")
-_NAME = re.compile(r'[A-Za-z_]\w*|"[^"]*"')
-#: Words in front of expressions.
-_COMPUTING = frozenset(
-    {"AS", "COLLATE", "DEFAULT", "GENERATED", "SELECT", "USING", "VIRTUAL", "WHERE"}
-)
-#: Characters of a statement: far more than Optuna's tables have.
-_MAX_CHARS = 20_000
 
 
 @dataclass(frozen=True)
@@ -72,17 +64,16 @@ def open_storage(url: str) -> RDBStorage:
     """Open the storage at a URL; database errors propagate.
 
     Raises:
-        HistoryError: a SQLite file holds anything but plain tables, or the driver of the database
-            is not installed.
+        HistoryError: a SQLite file holds anything but plain tables, its journal names another
+            file, or the driver of the database is not installed.
     """
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
     _require_driver(url)
     new = _is_new_sqlite_file(url)
-    if not new:
-        _check_tables(url)
-    waits = {"connect_args": {"timeout": _SQLITE_BUSY_SECONDS}} if url.startswith("sqlite") else {}
+    check_sqlite_file(url)
+    waits = {"connect_args": {"timeout": SQLITE_BUSY_SECONDS}} if url.startswith("sqlite") else {}
     for retries_left in reversed(range(_OPEN_RETRIES + 1)):
         try:
             storage = RDBStorage(url, engine_kwargs=waits, skip_compatibility_check=new)
@@ -127,35 +118,8 @@ def _require_driver(url: str) -> None:
 
 
 def _is_new_sqlite_file(url: str) -> bool:
-    from sqlalchemy.engine import make_url
-
-    file = (make_url(url).database or "") if url.startswith("sqlite:///") else ""
-    return file not in ("", ":memory:") and not os.path.lexists(file)
-
-
-def _check_tables(url: str) -> None:
-    """Raise a HistoryError for a SQLite file with computed content, before it is evaluated.
-
-    SQLite evaluates views, triggers, constraints, defaults and the expressions of indexes during
-    ordinary statements, so that a crafted one never ends.
-    """
-    import sqlalchemy as sql
-
-    if not url.startswith("sqlite"):
-        return
-    engine = sql.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
-    try:
-        with engine.connect() as connection:
-            entries = connection.execute(sql.text(_SCHEMA_QUERY)).all()
-    finally:
-        engine.dispose()
-    for kind, name, statement, page in entries:
-        if _may_compute(str(kind), statement if statement is None else str(statement)) or not page:
-            raise HistoryError(
-                f"the history {url!r} must contain plain tables only, got "
-                f"{str(name)[:_MAX_NAME_CHARS]!r}, a view, trigger, virtual table, or table or "
-                f"index with a computed column, constraint or default; use another workspace"
-            )
+    file = get_database_file(url)
+    return file is not None and not os.path.lexists(file)
 
 
 def close_storage(storage: RDBStorage) -> None:
@@ -246,6 +210,9 @@ def create_run(
     """Create a run and return its name and lease.
 
     The row is inserted last, so that no process ever sees a run without a fingerprint.
+
+    Raises:
+        HistoryError: the storage is damaged, so that it accepts no study.
     """
     import optuna
 
@@ -253,7 +220,7 @@ def create_run(
     direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
     model = compute_model_digest(fingerprint)
     number = max((name.number for name in run_names(storage, model)), default=0)
-    while True:
+    for _ in range(_MAX_NAMES):
         number += 1
         name = RunName(model, number)
         try:
@@ -261,6 +228,11 @@ def create_run(
         except optuna.exceptions.DuplicatedStudyError:
             continue  # another process took the number, and its row may not be there yet
         return name, RunLease(storage.engine, str(name), fingerprint)
+    # Optuna reports any conflict of a new study as that of its name.
+    raise HistoryError(
+        f"a run cannot be created: {_MAX_NAMES} names up to {str(name)!r} conflict with studies in "
+        f"the storage, whose tables are damaged; use another workspace"
+    )
 
 
 def lease_run(
@@ -309,84 +281,3 @@ def _nothing_to_resume(
         f"{'differ from those' if several else 'differs from that'} of {str(name)!r}; restore "
         f"{'them' if several else 'it'}, or start a new run without resume"
     )
-
-
-def _may_compute(kind: str, statement: str | None) -> bool:
-    """Whether an entry of a SQLite schema may compute.
-
-    The statement that creates the entry is None for indexes of constraints.
-    """
-    if kind == "index" and statement is None:
-        return False
-    if kind not in ("table", "index") or statement is None or len(statement) > _MAX_CHARS:
-        return True
-    tokens = []
-    for match in _TOKEN.finditer(statement):
-        if match[2]:
-            return True
-        tokens.append(match[1])
-    keywords = {token.upper() for token in tokens}
-    start = tokens.index("(") if "(" in tokens else len(tokens)
-    if (
-        keywords & _COMPUTING
-        or tokens[-1:] != [")"]
-        or ("INDEX" not in keywords and kind == "index")
-    ):
-        return True
-    inner = tokens[start + 1 : -1]
-    if kind == "index":
-        return not _are_names(inner)
-    return not all(map(_is_plain_item, _split_table_items(inner)))
-
-
-def _split_table_items(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the columns and constraints of a table."""
-    depth, item = 0, list[str]()
-    for token in tokens:
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        if token == "," and depth == 0:
-            yield item
-            item = []
-        else:
-            item.append(token)
-    yield item
-
-
-def _is_plain_item(item: Sequence[str]) -> bool:
-    """Whether a column or constraint only names columns, tables, types and their lengths."""
-    keywords = [token.upper() for token in item]
-    if "CHECK" in keywords:
-        start = keywords.index("CHECK")
-        named = start in (0, 2)  # CONSTRAINT name
-        return named and _are_names(item[:start], ()) and _is_single_comparison(item[start + 1 :])
-    depth = 0
-    group: list[str] = []
-    for token in item:
-        if token == "(":
-            depth, group = depth + 1, []
-        elif token == ")":
-            depth -= 1
-            if not (_are_names(group) or all(t.isdigit() or t == "," for t in group)):
-                return False
-        elif depth:
-            group.append(token)
-        elif not _NAME.fullmatch(token):
-            return False
-        if depth not in (0, 1):
-            return False
-    return depth == 0
-
-
-def _are_names(tokens: Sequence[str], separator: Sequence[str] = (",",)) -> bool:
-    return all(_NAME.fullmatch(token) or token in separator for token in tokens)
-
-
-def _is_single_comparison(tokens: Sequence[str]) -> bool:
-    """Whether a check compares a column with a number, or with a list of texts."""
-    match list(tokens):
-        case ["(", name, "=", number, ")"]:
-            return _NAME.fullmatch(name) is not None and number.isdigit()
-        case ["(", name, in_, "(", *texts, ")", ")"] if in_.upper() == "IN":
-            literal = all(text.startswith("'") or text == "," for text in texts)
-            return _NAME.fullmatch(name) is not None and literal
-    return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from neural_mp.errors import NeuralMPError
+from neural_mp.io.files import write_atomic
 from neural_mp.reporting import formatting
 from neural_mp.reporting.jobs import (
     count_by_status,
@@ -117,13 +119,17 @@ def page_header(title: str, subtitle: str, *more: Child) -> Element:
 def write_page(path: str | Path, page: str) -> None:
     """Write a page to a file; create parent folders.
 
+    A file of an earlier page is replaced as a whole; a link is followed.
+
     Raises:
         NeuralMPError: the file is not writable.
     """
     target = validate_option("the file of the page", file_path, path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8", newline="\n")
+        if target.exists() and not target.is_file():  # e.g. /dev/stdout
+            target.write_bytes(page.encode())
+        else:
+            write_atomic(Path(os.path.realpath(target)), page.encode())
     except OSError as error:
         raise NeuralMPError(f"the page {str(target)!r} cannot be written: {error}") from error
 

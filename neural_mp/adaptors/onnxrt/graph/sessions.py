@@ -71,6 +71,15 @@ def _end_runs(local: Locals) -> None:
     local["ending"].end_runs()
 
 
+def _finds_weights_in(folder: Path) -> bool:
+    """Whether ONNX Runtime finds weights in a folder; its bindings take names in UTF-8 only."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        return False
+    return FINDS_WEIGHTS
+
+
 class Runner:
     """A session with its resources.
 
@@ -122,7 +131,7 @@ class Runner:
         source = ""
         inline = (t for t in iterate_all_constants(program) if not isinstance(t, ir.ExternalTensor))
         too_large = sum(map(count_tensor_bytes, inline)) > MESSAGE_LIMIT
-        if too_large or (folder is not None and not FINDS_WEIGHTS):
+        if too_large or (folder is not None and not _finds_weights_in(folder)):
             directory = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(directory) / "model.onnx")
             save_program(program, Path(source), "model.data")

@@ -128,8 +128,9 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
     )
     try:
         program, _ = use_export(module, _make_zero_tensors(model.example), _keep_unchanged)
-        with silence_export_logs():
-            torch.export.save(program, path, extra_files=dict(metadata))
+        # PyTorch ends the process at a path that is not UTF-8.
+        with silence_export_logs(), path.open("wb") as file:
+            torch.export.save(program, file, extra_files=dict(metadata))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
 
@@ -145,8 +146,9 @@ def _write_compressed(program: ExportedProgram, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         plain = Path(scratch) / path.name
-        with silence_export_logs():
-            torch.export.save(program, plain)
+        # PyTorch ends the process at a path that is not UTF-8.
+        with silence_export_logs(), plain.open("wb") as file:
+            torch.export.save(program, file)
         with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w") as target:
             for member in source.infolist():
                 copied = zipfile.ZipInfo(member.filename)
