@@ -22,7 +22,7 @@ _SETTINGS = (Setting("basic", pause=0.2), Setting("tpe", pause=0.2), Setting("ex
 Process = multiprocessing.Process
 
 
-class _Pair:
+class Pair:
     """Runs in one folder.
 
     Args:
@@ -33,13 +33,13 @@ class _Pair:
     """
 
     def __init__(self, nets: Path, home: Path, setting: Setting, dice: random.Random) -> None:
-        self._nets, self.home, self._setting, self._dice = nets, home, setting, dice
+        self.nets, self.home, self.setting, self.dice = nets, home, setting, dice
 
     def start(self, resume: bool) -> Process:
-        return started(self._nets, self.home, self._setting, resume)
+        return started(self.nets, self.home, self.setting, resume)
 
     def wait(self, most: float) -> None:
-        time.sleep(self._dice.uniform(0, most))
+        time.sleep(self.dice.uniform(0, most))
 
     def wait_for_a_run(self, process: Process) -> None:
         assert process.pid is not None
@@ -59,7 +59,7 @@ class _Pair:
         return outcomes
 
 
-def _two_new_runs(pair: _Pair) -> None:
+def _two_new_runs(pair: Pair) -> None:
     first = pair.start(resume=False)
     pair.wait(0.3)
     first_end, second_end = pair.ends(first, pair.start(resume=False))
@@ -67,7 +67,7 @@ def _two_new_runs(pair: _Pair) -> None:
     assert first_end["run"] != second_end["run"], "they wrote into one run"
 
 
-def _resumed_while_it_goes_on(pair: _Pair) -> None:
+def _resumed_while_it_goes_on(pair: Pair) -> None:
     first = pair.start(resume=False)
     pair.wait_for_a_run(first)
     first_end, second_end = pair.ends(first, pair.start(resume=True))
@@ -78,7 +78,7 @@ def _resumed_while_it_goes_on(pair: _Pair) -> None:
         assert f"in use by process {first.pid} on " in second_end["words"], second_end["words"]
 
 
-def _two_go_on(pair: _Pair) -> None:
+def _two_go_on(pair: Pair) -> None:
     first = pair.start(resume=False)
     pair.wait_for_a_run(first)
     pair.wait(0.5)
@@ -91,7 +91,7 @@ def _two_go_on(pair: _Pair) -> None:
     assert all("in use by process" in end["words"] for end in ends if end not in right), ends
 
 
-def _gone_on_with_while_it_is_stopped(pair: _Pair) -> None:
+def _gone_on_with_while_it_is_stopped(pair: Pair) -> None:
     first = pair.start(resume=False)
     pair.wait_for_a_run(first)
     assert first.pid is not None
@@ -104,7 +104,7 @@ def _gone_on_with_while_it_is_stopped(pair: _Pair) -> None:
     _right(pair, *pair.ends(first))
 
 
-_CASES: Sequence[Callable[[_Pair], None]] = (
+_CASES: Sequence[Callable[[Pair], None]] = (
     _two_new_runs,
     _resumed_while_it_goes_on,
     _two_go_on,
@@ -112,7 +112,7 @@ _CASES: Sequence[Callable[[_Pair], None]] = (
 )
 
 
-def _right(pair: _Pair, *ends: dict[str, Any]) -> None:
+def _right(pair: Pair, *ends: dict[str, Any]) -> None:
     """See that all came to the same, and that no run has a trial twice."""
     for end in ends:
         assert end["end"] == "right", end["words"]
@@ -138,7 +138,7 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
         home.mkdir()
         label = f"{case.__name__.strip('_').replace('_', ' ')}, {setting.strategy}"
         try:
-            case(_Pair(nets, home, setting, dice))
+            case(Pair(nets, home, setting, dice))
             yield Finding(NAME, label, Verdict.RIGHT)
         except AssertionError as error:
             yield Finding(NAME, label, Verdict.WRONG, str(error))
