@@ -23,7 +23,7 @@ def visible(text: str) -> str:
     These include characters that change the text direction (Unicode Standard Annex #9), so that a
     name can neither hide nor reorder text.
     """
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     return "".join(
         f"\\u{ord(letter):04x}"

@@ -53,7 +53,10 @@ class Adaptor(Framework[M]):
             lists = {p: self.amp_lists(p) for p in SIXTEEN_BITS}
         kernels = self.kernels(model, hardware)
         supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
-        capabilities = {op: build_op_capability(own, supports) for op, own in kernels.items()}
+        # Many ops share their kernels, and then their capability.
+        distinct = {id(own): own for own in kernels.values()}
+        shared = {key: build_op_capability(own, supports) for key, own in distinct.items()}
+        capabilities = {op: shared[id(own)] for op, own in kernels.items()}
         return TuningSpace(self.graph(model), capabilities, lists)
 
     def observe(

@@ -20,6 +20,7 @@ from neural_mp.cli.options import (
 from neural_mp.cli.output import Output
 from neural_mp.cli.report import read_run
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
+from neural_mp.util.system.memory import pause_garbage_collection
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.loaded_model import AnyModel
@@ -72,6 +73,8 @@ def inspect(
     from neural_mp.core import hardware
     from neural_mp.reporting import CapabilitySummary, build_capability_table, build_summary_table
 
+    # Ops of a graph are very many objects, none of which becomes garbage.
+    options.enter_context(pause_garbage_collection())
     with out.show_progress(f"Reading the capabilities of {model}"):
         loaded, cpu = seen_by_target(loaded, target or hardware.HOST_TARGET)
         machine = hardware.detect().for_target(cpu)

@@ -15,6 +15,7 @@ from rich.text import Text
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.reporting import formatting
+from neural_mp.reporting.long_table import LongTable
 from neural_mp.space import Reason, TuningSpace, count_ineligible_reasons
 from neural_mp.util.text import format_count
 
@@ -60,7 +61,9 @@ def build_capability_table(
     first, *remaining = [_select_shown_reasons(space, op.name) for op in space.graph] or [{}]
     shared = {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
-    return _Capabilities(title, [_build_row(space, group, shared) for group in groups], notes)
+    tunable = frozenset(space.tunable_ops)
+    rows = [_build_row(space, group, shared, group[0].name in tunable) for group in groups]
+    return _Capabilities(title, rows, notes)
 
 
 @dataclass(frozen=True)
@@ -72,35 +75,36 @@ class _Capabilities:
     notes: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table, marks = self._build_table(), []
+        columns: dict[str, int | None] = dict.fromkeys(("op", "type", "supported", "reason"))
+        wide = [
+            ((", ".join(row.names), ", ".join(row.types), row.runs_in, row.because), row.style)
+            for row in self.rows
+        ]
+        table, marks = LongTable(self.title, columns, wide), dict[str, int]()
         if Measurement.get(console, options.update(width=_AMPLE), table).maximum > (
             options.max_width
         ):
-            marks = list(dict.fromkeys(row.because for row in self.rows if row.because))
-            table = self._build_table(marks)
+            reasons = dict.fromkeys(row.because for row in self.rows if row.because)
+            marks = {reason: number for number, reason in enumerate(reasons, start=1)}
+            table = self._build_narrow_table(marks)
         yield table
-        for number, reason in enumerate(marks, start=1):
+        for reason, number in marks.items():
             yield Text(f"({number}) {reason}")
         for note in self.notes:
             yield Text(note, style="dim")
 
-    def _build_table(self, marks: Sequence[str] | None = None) -> Table:
-        """Return the wide table; with `marks`, the narrow table with numbered reasons."""
-        table = formatting.TitledTable(self.title)
-        table.add_column("op", overflow="fold")
-        table.add_column("type", overflow="fold", max_width=None if marks is None else _NARROW)
-        for heading in ("supported", "reason")[: 2 if marks is None else 1]:
-            table.add_column(heading, overflow="fold")
+    def _build_narrow_table(self, marks: Mapping[str, int]) -> LongTable:
+        """Return the table with numbers instead of reasons."""
+        rows = []
         for row in self.rows:
-            cells = [", ".join(row.names), ", ".join(row.types), row.runs_in, row.because]
-            if marks is not None:
-                mark = f" ({marks.index(row.because) + 1})" if row.because else ""
-                cells = [row.names[0], cells[1], row.runs_in + mark]
-            table.add_row(*cells, style=row.style)
-        return table
+            mark = f" ({marks[row.because]})" if row.because else ""
+            rows.append(((row.names[0], ", ".join(row.types), row.runs_in + mark), row.style))
+        return LongTable(self.title, {"op": None, "type": _NARROW, "supported": None}, rows)
 
 
-def _build_row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str]) -> _Row:
+def _build_row(
+    space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str], is_tunable: bool
+) -> _Row:
     first = group[0]
     reasons = _select_shown_reasons(space, first.name).items()
     return _Row(
@@ -108,7 +112,7 @@ def _build_row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precisio
         tuple(op.type for op in group),
         _format_run_precisions(space, first),
         "; ".join(f"no {p}: {why}" for p, why in reasons if shared.get(p) != why),
-        "" if first.name in space.tunable_ops else "dim",
+        "" if is_tunable else "dim",
     )
 
 

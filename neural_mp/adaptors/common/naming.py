@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from itertools import chain, count
 
 
@@ -17,6 +17,35 @@ def reserve_name(name: str, used: set[str], first: int = 1) -> str:
     unique = unique_name(name, used, first)
     used.add(unique)
     return unique
+
+
+class UniqueNames:
+    """Names that are taken; a repeated name takes its next number without a search from the first.
+
+    Args:
+        used: names that are taken from the start.
+    """
+
+    def __init__(self, used: Iterable[str] = ()) -> None:
+        self._used = set(used)
+        self._numbers: dict[str, int] = {}
+
+    def reserve(self, name: str) -> str:
+        """Return and take the name, or its first numbered variant that is not taken."""
+        if name not in self._used:
+            self._used.add(name)
+            return name
+        number = self._numbers.get(name, 1)
+        while f"{name}_{number}" in self._used:
+            number += 1
+        self._numbers[name] = number + 1
+        self._used.add(f"{name}_{number}")
+        return f"{name}_{number}"
+
+    def give_up(self, name: str) -> None:
+        """Release a name."""
+        self._used.discard(name)
+        self._numbers.clear()  # the name may be a variant of another
 
 
 def find_source_op(name: str, known: Container[str]) -> str | None:

@@ -22,6 +22,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     is_float32,
 )
 from neural_mp.adaptors.onnxrt.graph.protos import hide_map_ops
+from neural_mp.adaptors.onnxrt.graph.shape_inference import infer_tensor_types
 from neural_mp.adaptors.onnxrt.graph.subgraphs import (
     hoist_loop_invariants,
     in_order,
@@ -123,7 +124,7 @@ def infer_shapes(program: ir.Model) -> None:
     try:
         with hide_map_ops(program):
             lists = _list_types(program)
-            common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
+            infer_tensor_types(program)
         for value, kind in lists:
             value.type = kind
     except Exception:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -41,26 +44,102 @@ def find_kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str
     return {**result, **dict.fromkeys(model.structure.parts, part)}
 
 
+class _FloatKernels(NamedTuple):
+    """The 16-bit precisions without a kernel, with reasons, and those that are emulated."""
+
+    missing: Mapping[Precision, str]
+    emulated: frozenset[Precision]
+
+
+def _is_outer(value: ir.Value, node: ir.Node) -> bool:
+    """Whether an op within a body reads a tensor from outside."""
+    return value.graph is not node.graph and value.const_value is None
+
+
+@lru_cache
+def _plain_kernel(
+    weight: QuantSpec | None,
+    algorithms: tuple[CalibrationAlgorithm, ...],
+    alternatives: tuple[QuantSpec, ...],
+) -> IntegerKernel:
+    return IntegerKernel(weight, algorithms, other_weights=alternatives)
+
+
+@lru_cache
+def _table_kernel(provider: str, columns: int) -> IntegerKernel:
+    rows = _find_grouped_specs(provider, n_bits.TABLE, columns)
+    return replace(reasons.table_in_bytes(), low_bits=rows)
+
+
+@lru_cache
+def _product_kernel(provider: str, weight: QuantSpec, inputs: int) -> IntegerKernel:
+    """Return the kernel of a product with a weight of so many rows."""
+    algorithms: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
+    if provider == CPU:
+        algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
+    low_bits = _find_grouped_specs(provider, n_bits.PRODUCT, inputs)
+    corrections = reasons.ZERO_POINT_CORRECTIONS
+    alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
+    if not isinstance(low_bits, str):
+        floats = n_bits.list_working_specs(n_bits.PRODUCT, inputs, KernelInputs.FLOAT)
+        alternatives += (*reasons.iterate_corrected_specs(floats, corrections),)
+        alternatives += (*reasons.iterate_corrected_specs(low_bits, corrections, most_bits=8),)
+    return IntegerKernel(
+        weight,
+        algorithms,
+        other_weights=alternatives,
+        low_bits=low_bits,
+        low_bit_corrections=corrections,
+    )
+
+
+def _find_grouped_specs(provider: str, op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
+    """Return the quantizations of a weight in groups, or the reason for their absence."""
+    if provider != CPU or not has_kernel(CPU, op, CONTRIB):
+        return f"{provider} has no kernel {op}"
+    return n_bits.list_kernel_specs(op, inputs)
+
+
 @dataclass(frozen=True)
 class _KernelFinder:
+    """Finds the kernels of each op; ops that are alike share one object."""
+
     model: OnnxModel
     accumulation: KernelAccumulation
+    _floats: dict[Hashable, _FloatKernels] = field(default_factory=dict)
+    _kernels: dict[tuple[str | int, int], OpKernels] = field(default_factory=dict)
 
     def find_kernels(self, name: str, node: ir.Node) -> OpKernels:
         """Return the kernels of an op."""
         if self.model.obstacle is not None:
             return OpKernels.none(self.model.obstacle)
-        obstacles = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
-        native = (
-            precision
-            for precision, dtype in _SIXTEEN.items()
-            if runs_natively(self.model.provider, node, self.model.opset, dtype)
+        floats = self.find_float_kernels(node)
+        int8 = self.find_int8_obstacle(name, node) or self.find_integer_kernel(node)
+        # Kernels have hundreds of forms, too many to compare: equal ones are one object.
+        key = (int8 if isinstance(int8, str) else id(int8)), id(floats)
+        if key not in self._kernels:
+            self._kernels[key] = OpKernels(int8, floats.missing, floats.emulated)
+        return self._kernels[key]
+
+    def find_float_kernels(self, node: ir.Node) -> _FloatKernels:
+        """Return the 16-bit kernels of an op, by all that they depend on."""
+        kinds = tuple(
+            None if value is None else (value.dtype, edit.is_tensor(value), _is_outer(value, node))
+            for value in node.inputs
         )
-        return OpKernels(
-            self.find_int8_obstacle(name, node) or self.find_integer_kernel(node),
-            {precision: reason for precision, reason in obstacles.items() if reason is not None},
-            frozenset(_SIXTEEN) - frozenset(native),
-        )
+        several = len(edit.list_used_outputs(node)) > 1
+        is_float = edit.is_float32(node.outputs[0])
+        key = node.domain, node.op_type, kinds, several, is_float, frozenset(node.attributes)
+        if key not in self._floats:
+            obstacles = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
+            native = (
+                precision
+                for precision, dtype in _SIXTEEN.items()
+                if runs_natively(self.model.provider, node, self.model.opset, dtype)
+            )
+            missing = {p: reason for p, reason in obstacles.items() if reason is not None}
+            self._floats[key] = _FloatKernels(missing, frozenset(_SIXTEEN) - frozenset(native))
+        return self._floats[key]
 
     def find_integer_kernel(self, node: ir.Node) -> IntegerKernel:
         """Return the integer kernel of an op that has one.
@@ -69,45 +148,20 @@ class _KernelFinder:
         on every CPU, at two thirds of the speed of signed weights of ±63 with AVX2, and at less
         than half with VNNI.
         """
-        algorithms: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
+        algorithms = RANGE_ALGORITHMS
         if is_table(node):
-            rows = self.find_grouped_specs(
-                n_bits.TABLE, edit.require_constant_array(node.inputs[0]).shape[1]
-            )
-            return replace(reasons.table_in_bytes(), low_bits=rows)
+            columns = edit.require_constant_array(node.inputs[0]).shape[1]
+            return _table_kernel(self.model.provider, columns)
         if ops.has_role(node, ops.Role.RECURRENT):
             weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
-            return IntegerKernel(
-                weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
-            )
+            return _plain_kernel(weight, (CalibrationAlgorithm.DYNAMIC,), (REDUCED_WEIGHT,))
         if not ops.has_role(node, ops.Role.LAYER):
-            return IntegerKernel(algorithms=algorithms)
+            return _plain_kernel(None, algorithms, ())
         weight = weight_quant_spec(self.accumulation[ops.get_kernel_kind(node, node.inputs[1])])
-        alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
         if not ops.is_product(node):
-            return IntegerKernel(weight, algorithms, other_weights=alternatives)
-        if self.model.provider == CPU:
-            algorithms = (*algorithms, CalibrationAlgorithm.DYNAMIC)
+            return _plain_kernel(weight, algorithms, (REDUCED_WEIGHT, _UNSIGNED))
         inputs = edit.require_constant_array(node.inputs[1]).shape[ops.get_weight_axes(node)[1]]
-        low_bits = self.find_grouped_specs(n_bits.PRODUCT, inputs)
-        corrections = reasons.ZERO_POINT_CORRECTIONS
-        if not isinstance(low_bits, str):
-            floats = n_bits.list_working_specs(n_bits.PRODUCT, inputs, KernelInputs.FLOAT)
-            alternatives += (*reasons.iterate_corrected_specs(floats, corrections),)
-            alternatives += (*reasons.iterate_corrected_specs(low_bits, corrections, most_bits=8),)
-        return IntegerKernel(
-            weight,
-            algorithms,
-            other_weights=alternatives,
-            low_bits=low_bits,
-            low_bit_corrections=corrections,
-        )
-
-    def find_grouped_specs(self, op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
-        """Return the quantizations of a weight in groups, or the reason for their absence."""
-        if self.model.provider != CPU or not has_kernel(CPU, op, CONTRIB):
-            return f"{self.model.provider} has no kernel {op}"
-        return n_bits.list_kernel_specs(op, inputs)
+        return _product_kernel(self.model.provider, weight, inputs)
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
         """Return the reason why an op cannot run in 16 bits; None if it can."""
@@ -137,11 +191,7 @@ class _KernelFinder:
 
         The case if the consumer has no FP16 kernel, so that the body casts back.
         """
-        outside = (
-            value.graph is not node.graph and value.const_value is None
-            for value in node.inputs
-            if value is not None
-        )
+        outside = (_is_outer(value, node) for value in node.inputs if value is not None)
         return any(outside) and not runs_natively(
             self.model.provider, node, self.model.opset, "float16"
         )

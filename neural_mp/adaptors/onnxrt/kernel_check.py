@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,8 +18,13 @@ import onnx
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.kernels.runtime_probe import find_deviations, find_installed_version
-from neural_mp.adaptors.onnxrt.fusion import graph_structure
-from neural_mp.adaptors.onnxrt.graph.edit import get_known_sizes, is_float32, list_used_outputs
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, graph_structure
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    PLAIN_ATTRIBUTES,
+    get_known_sizes,
+    is_float32,
+    list_used_outputs,
+)
 from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
 from neural_mp.adaptors.onnxrt.graph.subgraphs import iterate_node_bodies
 from neural_mp.adaptors.onnxrt.kernel_check_probe import (
@@ -56,10 +61,15 @@ class KernelCheck:
             for op, reason in _find_deviations(self.build_cases()).items()
         }
 
+    @cached_property
+    def structure(self) -> GraphStructure:
+        """The structure of the graph if no op is rejected."""
+        return graph_structure(self.program)
+
     def build_cases(self) -> dict[str, bytes]:
         """Return op → its case, for the ops that may be fused with integer ops."""
-        graph, opset = graph_structure(self.program), get_onnx_opset(self.program)
-        cases = {}
+        graph, opset = self.structure, get_onnx_opset(self.program)
+        cases, built = dict[str, bytes](), dict[Hashable, bytes | None]()
         for name, node in graph.nodes.items():
             if name in graph.agnostic_ops:
                 role = MOVER
@@ -70,7 +80,10 @@ class KernelCheck:
             # Products are written as their kernel.
             if role == LAYER and is_product(node):
                 continue
-            case = build_op_case(node, role, opset)
+            key = _make_case_key(node, role)
+            if key is None or key not in built:
+                built[key] = build_op_case(node, role, opset)
+            case = built[key]
             if case is not None:
                 cases[name] = case
         return cases
@@ -101,6 +114,37 @@ _MAX_CHANNELS = 16
 
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]
+
+
+def _make_case_key(node: ir.Node, role: str) -> Hashable | None:
+    """Return all that a case depends on; None for attributes without a simple value.
+
+    Long graphs repeat a few ops, and a case takes far longer to write than its key.
+    """
+    attributes = tuple(node.attributes.values())
+    if any(item.is_ref() or item.type not in PLAIN_ATTRIBUTES for item in attributes):
+        return None
+    settings = frozenset((item.name, item.type, str(item.value)) for item in attributes)
+    numbers: dict[ir.Value, int] = {}
+    operands = tuple(
+        None
+        if value is None
+        else (numbers.setdefault(value, len(numbers)), *_describe_input(node, value))
+        for value in node.inputs
+    )
+    used = list_used_outputs(node)
+    results = tuple((bool(value.name), value in used) for value in node.outputs)
+    kind = node.op_type, node.domain, is_float32(node.outputs[0])
+    return role, kind, settings, operands, results
+
+
+def _describe_input(node: ir.Node, value: ir.Value) -> tuple[Hashable, ...]:
+    """Return the type and sizes of an input, and the values of a constant that matter."""
+    constant, values = value.const_value, None
+    if constant is not None and not _has_arbitrary_values(node, value):
+        values = constant.numpy().tobytes()
+    is_known = value.shape is not None
+    return value.dtype, is_known, _choose_input_dims(value), constant is None, values
 
 
 def build_op_case(node: ir.Node, role: str, opset: int) -> bytes | None:

@@ -122,6 +122,9 @@ class OnnxModel(GraphModel[ir.Model]):
     @cached_property
     def structure(self) -> GraphStructure:
         """The structure of the graph."""
+        check = self.kernel_check
+        if check is not None and check.program is self.program and not check.rejected_ops:
+            return check.structure
         return graph_structure(self.program, self.rejected_ops)
 
     @property

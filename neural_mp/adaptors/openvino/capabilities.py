@@ -68,13 +68,16 @@ _RESTORED = "OpenVINO restores such weights to floats when it compiles a model"
 def find_kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
     structure = model.structure
-    op_kernels = {}
+    op_kernels, without_int8 = {}, dict[tuple[str, str | None], OpKernels]()
     for name, node in structure.nodes.items():
         int8 = _find_integer_kernel(model, name, node, accumulation)
         floats = all(map(is_float, list_read_outputs(node)))
         reason = get_op_row(node).fixed_types if floats else NO_FLOATS
         missing = {} if reason is None else dict.fromkeys(SIXTEEN_BITS, reason)
-        op_kernels[name] = OpKernels(int8, missing, _EMULATED)
+        kernels = OpKernels(int8, missing, _EMULATED)
+        if isinstance(int8, str):  # ops that are alike share one object
+            kernels = without_int8.setdefault((int8, reason), kernels)
+        op_kernels[name] = kernels
     part = OpKernels.none("a further result of an op has the precision of the op")
     return {**op_kernels, **dict.fromkeys(structure.parts, part)}
 

@@ -23,6 +23,7 @@ from neural_mp.adaptors.common.signatures.signature import Array, Signature, Ten
 from neural_mp.adaptors.onnxrt.canonicalize import canonicalize_graph
 from neural_mp.adaptors.onnxrt.graph.edit import (
     GraphNames,
+    computes_same,
     correct_declarations,
     get_known_sizes,
     iterate_all_constants,
@@ -39,7 +40,7 @@ from neural_mp.adaptors.onnxrt.graph.protos import (
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.kernels.ops import FLOAT_RECURRENT
+from neural_mp.adaptors.onnxrt.kernels.ops import FLOAT_RECURRENT, is_quantize
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.source_quantization import bypass_source_quantization
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
@@ -188,12 +189,15 @@ def _canonicalize_and_check(
         logger.debug("canonicalization failed", exc_info=True)
         raise ConversionError(f"its graph cannot be canonicalized: {one_line(error)}") from error
     try:
-        prepared = Runner(program, folder, provider, level=PLAIN)
+        # A session of a long graph takes longer than all else.
+        is_unchanged = computes_same(program, reference.given)
+        prepared = None if is_unchanged else Runner(program, folder, provider, level=PLAIN)
     except ConversionError as error:
         raise ConversionError(f"its canonicalized graph is invalid: {error}") from error
     note_runtime_types(program, folder, provider)
     try:
-        reference.check_outputs(prepared, folder, provider)
+        if prepared is not None:
+            reference.check_outputs(prepared, folder, provider)
     except ConversionError as error:
         previous, current = get_onnx_opset(reference.given), get_onnx_opset(program)
         changed = f"opset {previous} cannot be changed to {current}"
@@ -211,6 +215,8 @@ def _read_quantization(
 
     Without quantization, or if only that makes the outputs what they are, the graph stays.
     """
+    if not any(map(is_quantize, in_order(program.graph))):
+        return program, None, []
     bare = program.clone()
     if not bypass_source_quantization(bare, GraphNames(bare.graph)):
         return program, None, []

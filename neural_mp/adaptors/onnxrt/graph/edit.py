@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.common.naming import UniqueNames, reserve_name
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.external_data import read_raw_bytes
 from neural_mp.adaptors.onnxrt.graph.protos import is_map
@@ -21,6 +21,17 @@ from neural_mp.core.precision import Precision
 
 #: 16-bit element type → precision.
 SIXTEEN_BITS = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision.FP16}
+
+#: Types of attributes whose values are compared as they are.
+PLAIN_ATTRIBUTES = frozenset(
+    {
+        ir.AttributeType.INT,
+        ir.AttributeType.INTS,
+        ir.AttributeType.FLOAT,
+        ir.AttributeType.FLOATS,
+        ir.AttributeType.STRING,
+    }
+)
 
 
 def get_node_input(node: ir.Node, position: int) -> ir.Value | None:
@@ -152,24 +163,77 @@ def correct_declarations(program: ir.Model) -> None:
                 value.shape = ir.Shape(sizes)
 
 
+def computes_same(program: ir.Model, other: ir.Model) -> bool:
+    """Whether two graphs are one but for names of nodes and declared shapes.
+
+    False for graphs with functions or bodies, which are not compared.
+    """
+    graphs = program.graph, other.graph
+    if program.functions or other.functions or len(graphs[0]) != len(graphs[1]):
+        return False
+    if program.opset_imports != other.opset_imports or program.ir_version != other.ir_version:
+        return False
+    ports = [[_list_names(graph.inputs), _list_names(graph.outputs)] for graph in graphs]
+    if ports[0] != ports[1] or graphs[0].initializers.keys() != graphs[1].initializers.keys():
+        return False
+    constants = (
+        (value.const_value, graphs[1].initializers[name].const_value)
+        for name, value in graphs[0].initializers.items()
+    )
+    if not all(_stores_same(first, second) for first, second in constants):
+        return False
+    pairs = zip(*graphs, strict=True)
+    return all(_describe_node(first) == _describe_node(second) for first, second in pairs)
+
+
+def _list_names(values: Iterable[ir.Value | None]) -> list[str | None]:
+    return [None if value is None else value.name for value in values]
+
+
+def _stores_same(tensor: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:
+    """Whether two constants surely have the same content."""
+    if tensor is None or other is None or tensor.dtype is not other.dtype:
+        return False
+    if tensor.dtype is ir.DataType.STRING or tensor.shape != other.shape:
+        return False
+    if isinstance(tensor, ir.ExternalTensor) or isinstance(other, ir.ExternalTensor):
+        places = [
+            (item.path, item.offset, item.length) if isinstance(item, ir.ExternalTensor) else None
+            for item in (tensor, other)
+        ]
+        return places[0] == places[1]
+    return tensor.tobytes() == other.tobytes()
+
+
+def _describe_node(node: ir.Node) -> tuple[object, ...]:
+    """Return all of a node that decides on its results; unequal to any other for bodies."""
+    attributes = {
+        item.name: (item.type, item.value if item.type in PLAIN_ATTRIBUTES else object())
+        for item in node.attributes.values()
+    }
+    ports = _list_names(node.inputs), _list_names(node.outputs)
+    return node.domain, node.op_type, node.overload, attributes, ports
+
+
 class GraphNames:
     """The names in a graph, and new names for insertions."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
-        self._taken: set[str] = set()
+        names = set[str]()
         for part in list_nested_graphs(graph):
             results = (value for node in part for value in node.outputs)
-            self._taken.update(part.initializers)
-            self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))
+            names.update(part.initializers)
+            names.update(str(named.name) for named in (*part.inputs, *part, *results))
+        self._names = UniqueNames(names)
 
     def reserve_name(self, name: str) -> str:
         """Reserve and return an unused name."""
-        return reserve_name(name, self._taken)
+        return self._names.reserve(name)
 
     def give_up(self, name: str) -> None:
         """Release a name."""
-        self._taken.discard(name)
+        self._names.give_up(name)
 
     def add_constant(self, name: str, value: object, dtype: ir.DataType | None = None) -> ir.Value:
         """Add a constant to the graph and return it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.naming import UniqueNames, unique_name
 from neural_mp.adaptors.openvino.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.openvino.runtime import get_numpy_dtype, in_own_type, ov
 from neural_mp.core.precision import Precision
@@ -18,6 +18,9 @@ FLOAT = ov.Type.f32
 SIXTEEN_BITS = {ov.Type.bf16: Precision.BF16, ov.Type.f16: Precision.FP16}
 #: Names that OpenVINO makes up from the type and a counter of the process.
 _COUNTED_RE = re.compile(r"^(?P<type>[A-Za-z]\w*?)_\d+$")
+
+#: Longest name of a reader that becomes part of a name.
+_MAX_NAME = 400
 
 
 def name_of(node: ov.Node) -> str:
@@ -181,23 +184,29 @@ def give_stable_names(model: ov.Model, types: Collection[str]) -> None:
     its type.
     """
     type_names = {*types, *map(get_op_type, model.get_ops()), "Multiply", "Result"}
-    reserved = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
-    assigned: set[str] = set()
+    names = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
+    assigned, unique = set[str](), UniqueNames(names)
     for node in reversed(model.get_ordered_ops()):
         name, counted = name_of(node), _COUNTED_RE.match(name_of(node))
         made_up = counted is not None and counted["type"] in type_names
         if made_up or name in assigned:
-            stem = get_op_type(node)
-            # The set of readers has no order.
-            readers = [
-                reader for output in node.outputs() for reader in list_result_readers(output)
-            ]
-            named = [name_of(reader) for reader in readers if not has_role(reader, Role.RESULT)]
-            if named:
-                stem = f"{min(named)}/{stem}"
-            name = unique_name(stem if made_up else name, reserved | assigned)
+            name = unique.reserve(_make_stem(node) if made_up else name)
             node.set_friendly_name(name)
+        elif name not in names:
+            unique.reserve(name)
         assigned.add(name)
+
+
+def _make_stem(node: ov.Node) -> str:
+    """Return the name of the first reader of a node, if that is short, with the type of the node.
+
+    The names of a row of nodes without names would otherwise grow with each.
+    """
+    kind = get_op_type(node)
+    # The set of readers has no order.
+    readers = [reader for output in node.outputs() for reader in list_result_readers(output)]
+    named = [name_of(reader) for reader in readers if not has_role(reader, Role.RESULT)]
+    return f"{min(named)}/{kind}" if named and len(min(named)) <= _MAX_NAME else kind
 
 
 def rename_graph_ops(model: ov.Model, names: Mapping[str, str]) -> dict[str, str]:
