@@ -7,6 +7,7 @@ import fcntl
 import gc
 import logging
 import os
+import signal
 import sqlite3
 import sys
 from contextlib import suppress
@@ -360,3 +361,11 @@ def cluster(ray):
     yield ray_cluster
     ray.shutdown()
     ray_cluster.shutdown()
+
+
+@pytest.fixture
+def heeds_ctrl_c():
+    """As in a terminal: what a shell starts in the background ignores the signal."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,11 +102,3 @@ def tuned_workplace(workplace, tune_run) -> Path:
     assert tune_run.code == 0, tune_run.err
     shutil.copytree(tune_run.folder / "tuned", workplace / "tuned")
     return workplace
-
-
-@pytest.fixture
-def heeds_ctrl_c():
-    """As in a terminal: what a shell starts in the background ignores the signal."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)

@@ -136,6 +136,7 @@ def test_gradients_that_the_caller_switched_off_are_off(limit):
     assert limit.run_part(torch.is_grad_enabled)
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_a_part_at_once(limit):
     limit.timeout = 600.0
     begun, ended = threading.Event(), threading.Event()

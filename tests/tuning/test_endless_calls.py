@@ -165,6 +165,7 @@ def test_the_trials_before_a_call_that_hangs_are_kept(converter, phases, by_main
     assert len(resumed.trials) > 1
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_keeps_the_trials_before_at_once(converter, phases):
     def score(model):
         if phases.current == "Trial 2":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -65,13 +65,11 @@ def _plain_kernel(
     return IntegerKernel(weight, algorithms, other_weights=alternatives)
 
 
-@lru_cache
 def _table_kernel(provider: str, columns: int) -> IntegerKernel:
     rows = _find_grouped_specs(provider, n_bits.TABLE, columns)
     return replace(reasons.table_in_bytes(), low_bits=rows)
 
 
-@lru_cache
 def _product_kernel(provider: str, weight: QuantSpec, inputs: int) -> IntegerKernel:
     """Return the kernel of a product with a weight of so many rows."""
     algorithms: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
@@ -107,6 +105,7 @@ class _KernelFinder:
     model: OnnxModel
     accumulation: KernelAccumulation
     _floats: dict[Hashable, _FloatKernels] = field(default_factory=dict)
+    _integer: dict[Hashable, IntegerKernel] = field(default_factory=dict)
     _kernels: dict[tuple[str | int, int], OpKernels] = field(default_factory=dict)
 
     def find_kernels(self, name: str, node: ir.Node) -> OpKernels:
@@ -120,6 +119,15 @@ class _KernelFinder:
         if key not in self._kernels:
             self._kernels[key] = OpKernels(int8, floats.missing, floats.emulated)
         return self._kernels[key]
+
+    def share_kernel(
+        self, make: Callable[..., IntegerKernel], *arguments: Hashable
+    ) -> IntegerKernel:
+        """Return a kernel, the same for the same arguments."""
+        key = make, arguments
+        if key not in self._integer:
+            self._integer[key] = make(*arguments)
+        return self._integer[key]
 
     def find_float_kernels(self, node: ir.Node) -> _FloatKernels:
         """Return the 16-bit kernels of an op, by all that they depend on."""
@@ -151,7 +159,7 @@ class _KernelFinder:
         algorithms = RANGE_ALGORITHMS
         if is_table(node):
             columns = edit.require_constant_array(node.inputs[0]).shape[1]
-            return _table_kernel(self.model.provider, columns)
+            return self.share_kernel(_table_kernel, self.model.provider, columns)
         if ops.has_role(node, ops.Role.RECURRENT):
             weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
             return _plain_kernel(weight, (CalibrationAlgorithm.DYNAMIC,), (REDUCED_WEIGHT,))
@@ -161,7 +169,7 @@ class _KernelFinder:
         if not ops.is_product(node):
             return _plain_kernel(weight, algorithms, (REDUCED_WEIGHT, _UNSIGNED))
         inputs = edit.require_constant_array(node.inputs[1]).shape[ops.get_weight_axes(node)[1]]
-        return _product_kernel(self.model.provider, weight, inputs)
+        return self.share_kernel(_product_kernel, self.model.provider, weight, inputs)
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
         """Return the reason why an op cannot run in 16 bits; None if it can."""

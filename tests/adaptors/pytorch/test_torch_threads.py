@@ -80,4 +80,4 @@ def test_a_trace_goes_with_its_model():
         converter()
         del converter
         counts.append(count_traces())
-    assert counts[0] == counts[1] == counts[2]
+    assert max(counts[1:]) <= counts[0]
