@@ -125,3 +125,40 @@ def test_weights_may_be_shared_or_absent(folder, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     model = read_folder(folder)
     assert torch.isfinite(next(model.parameters())).all()
+
+
+def _rewrite_weights(folder, change):
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def test_names_of_unused_weights_are_few_and_escaped(folder, capfd, caplog):
+    """`transformers` prints a line with raw control characters for every name."""
+    extra = {f"\x1b[31m{number}\nforged": torch.ones(1) for number in range(1000)}
+    _rewrite_weights(folder, lambda weights: weights.update(extra))
+    read_folder(folder)
+    printed = "".join(capfd.readouterr())
+    assert "\x1b" not in printed
+    assert "forged" not in printed.replace(r"\nforged", "")
+    (message,) = [r.getMessage() for r in caplog.records if r.name.startswith("neural_mp")]
+    assert message.endswith("and 996 more")
+    assert r"'\x1b[31m0\nforged'" in message
+    assert len(message) < 1000
+    assert len(message.splitlines()) == 1
+
+
+def test_missing_weights_are_named(folder, caplog):
+    _rewrite_weights(folder, lambda weights: weights.pop("pooler.dense.bias"))
+    read_folder(folder)
+    assert "weights are missing and get random values: 'pooler.dense.bias'" in caplog.text
+
+
+def test_a_weight_of_another_shape_is_one_error(folder):
+    _rewrite_weights(folder, lambda weights: weights.update({"pooler.dense.bias": torch.ones(3)}))
+    expected = r"'pooler\.dense\.bias' in the folder .* must have the shape \[\d+\].* got \[3\]"
+    with pytest.raises(ModelLoadError, match=expected):
+        read_folder(folder)

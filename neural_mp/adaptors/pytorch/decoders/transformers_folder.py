@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import mmap
 import re
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,8 @@ from neural_mp.util.validators import (
     string,
 )
 
+logger = logging.getLogger(__name__)
+
 #: Configuration file of a `transformers` folder.
 CONFIG = "config.json"
 _SAFETENSORS, _PICKLES = "*.safetensors", "pytorch_model*.bin"
@@ -60,6 +63,8 @@ _COUNTS = re.compile(r"\w*(layers?|blocks?|depths?|stages)")
 _LABELS = frozenset({"num_labels", "num_classes"})
 #: Options of `from_pretrained`; code referenced by a folder (auto_map) never runs.
 _SAFE = {"local_files_only": True, "trust_remote_code": False}
+#: Maximum weights that a warning names.
+_MAX_LISTED = 4
 _State = Mapping[str, torch.Tensor]
 
 
@@ -121,12 +126,12 @@ def read_folder(
         ):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
         kind = _find_model_class(transformers, config)
-        with _switch_offline(), _silence_transformers() if quantized_elements else nullcontext():
+        with _switch_offline(), _silence_transformers():
             if state is not None:
                 with _limit_modules(stored):
                     state = _add_missing_weights(kind, folder, state)
             with _limit_modules(stored):
-                loaded: nn.Module = _load_model(kind, folder, state)
+                loaded, report = _load_model(kind, folder, state)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -134,16 +139,59 @@ def read_folder(
         raise ModelLoadError(
             f"transformers cannot load the folder {str(folder)!r}: {one_line(error)}"
         ) from error
+    _check_weights(folder, report, may_lack=quantized_elements > 0)
     return loaded.eval()
 
 
-def _load_model(kind: Any, folder: Path, state: _State | None) -> Any:
+def _check_weights(folder: Path, report: Mapping[str, Any], *, may_lack: bool) -> None:
+    """Warn of weights that are missing or unused.
+
+    Args:
+        folder: the folder.
+        report: the loading info of `transformers`.
+        may_lack: whether the caller sets missing weights.
+
+    Raises:
+        ModelLoadError: if a weight does not have the shape that the configuration requires.
+    """
+    for name, actual, expected in report["mismatched_keys"]:
+        raise ModelLoadError(
+            f"the weight {preview_value(name)} in the folder {str(folder)!r} must have the shape "
+            f"{list(expected)} that {CONFIG} requires, got {list(actual)}"
+        )
+    if may_lack:
+        return
+    for keys, consequence in (
+        ("missing_keys", "are missing and get random values"),
+        ("unexpected_keys", "belong to no part of the model and are not used"),
+    ):
+        if report[keys]:
+            logger.warning(
+                "%r: weights %s: %s", str(folder), consequence, _list_names(report[keys])
+            )
+
+
+def _list_names(names: Collection[str]) -> str:
+    """Return the first names, and the number of the others."""
+    listed = ", ".join(map(preview_value, sorted(names)[:_MAX_LISTED]))
+    more = len(names) - _MAX_LISTED
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+def _load_model(kind: Any, folder: Path, state: _State | None) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the model, and the names of weights that do not fit."""
+    # Mismatched sizes are in the info only if they are no error of the package, whose message
+    # refers to a report that is hidden.
+    options = {**_SAFE, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    loaded: tuple[nn.Module, dict[str, Any]]
     if state is None:
-        return kind.from_pretrained(folder, weights_only=True, **_SAFE)
+        loaded = kind.from_pretrained(folder, weights_only=True, **options)
+        return loaded
     config = kind.config_class.from_pretrained(folder, **_SAFE)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    return kind.from_pretrained(None, config=config, state_dict=dict(state), **_SAFE)
+    loaded = kind.from_pretrained(None, config=config, state_dict=dict(state), **options)
+    return loaded
 
 
 def _add_missing_weights(kind: Any, folder: Path, state: Mapping[str, torch.Tensor]) -> _State:
@@ -325,7 +373,7 @@ def _limit_modules(stored: _Stored) -> Iterator[None]:
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Hide reports of missing weights, which are set afterwards, and progress bars."""
+    """Hide progress bars, and reports that list every name of a file with control characters."""
     hf_logging: Any = importlib.import_module("transformers.utils.logging")
     level, shows_progress = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
