@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,19 @@ from neural_mp.adaptors.common.optional import Training
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
-from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean, one_line
 from neural_mp.io.files import describe_working_directory
 from neural_mp.util.optional_packages import install_command
-from neural_mp.util.plug_ins import load_plug_ins, require_importable
+from neural_mp.util.plug_ins import (
+    create_plug_in,
+    create_plug_ins,
+    load_plug_ins,
+    require_importable,
+)
 from neural_mp.util.system.memory import pause_garbage_collection
 from neural_mp.util.text import with_article
+
+logger = logging.getLogger(__name__)
 
 #: Entry points of third-party adaptors.
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
@@ -40,8 +48,8 @@ def probe_installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumula
         if entry.is_installed:
             module = importlib.import_module(f"{entry.home}.int8_accumulation")
             accumulations[name] = module.int8_accumulation(hardware)
-    for name, kind in _third_party_adaptors().items():
-        accumulations[name] = kind().int8_accumulation(hardware)
+    for name, adaptor in create_plug_ins(_third_party_adaptors()):
+        accumulations[name] = adaptor.int8_accumulation(hardware)
     return accumulations
 
 
@@ -56,7 +64,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     if framework is not None:
         if framework not in FRAMEWORKS and framework not in (names := list_framework_names()):
             what = f"framework {framework!r} has no adaptor"
-            require_importable(ENTRY_POINT_GROUP, framework, UnknownFrameworkError, what)
+            require_importable(ENTRY_POINT_GROUP, framework, Adaptor, UnknownFrameworkError, what)
             raise UnknownFrameworkError(f"{what}{did_you_mean(framework, names)}")
         return get_adaptor_named(framework)
     detected = _detect_adaptor(source)
@@ -88,7 +96,17 @@ def _detect_adaptor(source: object) -> AnyAdaptor | None:
     for name, entry in FRAMEWORKS.items():
         if entry.rule.matches_source(source):
             return get_adaptor_named(name)
-    return next((kind() for kind in _third_party_adaptors().values() if kind.accepts(source)), None)
+    others = create_plug_ins(_third_party_adaptors())
+    return next((adaptor for name, adaptor in others if _accepts(name, adaptor, source)), None)
+
+
+def _accepts(name: str, adaptor: AnyAdaptor, source: object) -> bool:
+    try:
+        return bool(adaptor.accepts(source))
+    except Exception as error:  # of any type: the package runs its own code
+        logger.warning("the plug-in %r cannot judge a model: %s", name, one_line(error))
+        logger.debug("plug-in %r", name, exc_info=True)
+        return False
 
 
 def find_training_for(model: object) -> tuple[str, Training]:
@@ -119,7 +137,7 @@ def list_training_parts() -> list[Training]:
     used = used or [name for name, entry in entries.items() if entry.is_installed]
     adaptors = [
         *map(get_adaptor_named, used),
-        *(kind() for kind in _third_party_adaptors().values()),
+        *(adaptor for _, adaptor in create_plug_ins(_third_party_adaptors())),
     ]
     return [adaptor.training for adaptor in adaptors if adaptor.training is not None]
 
@@ -132,7 +150,8 @@ def get_adaptor_named(name: str) -> AnyAdaptor:
     """
     ours = FRAMEWORKS.get(name)
     if ours is None:
-        return _third_party_adaptors()[name]()
+        kind = _third_party_adaptors()[name]
+        return create_plug_in(kind, UnknownFrameworkError, f"the adaptor of {name!r}")
     require_framework(name, f"models of {name}")
     with pause_garbage_collection():
         module = importlib.import_module(f"{ours.home}.adaptor")
@@ -155,7 +174,7 @@ def require_framework(name: str, what: str) -> None:
 
 
 def _third_party_adaptors() -> dict[str, type[AnyAdaptor]]:
-    return load_plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS)
+    return load_plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS, Adaptor)
 
 
 def _qualified_name(kind: type) -> str:

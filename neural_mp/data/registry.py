@@ -9,8 +9,8 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from neural_mp.data.user_imports import load_user_object
-from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path, message_of
-from neural_mp.util.plug_ins import read_entry_points
+from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path
+from neural_mp.util.plug_ins import load_object, read_entry_points
 from neural_mp.util.text import with_article
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -108,11 +108,10 @@ class Registry:
 
     def _load_plug_in(self, entry: metadata.EntryPoint) -> Any:
         try:
-            return entry.load()
-        except Exception as error:
+            return load_object(entry)
+        except ImportError as error:
             raise ConfigurationError(
-                f"{self.kind} {entry.name!r} of the entry point {entry.value!r} cannot be "
-                f"imported: {message_of(error)}"
+                f"{self.kind} {entry.name!r} of the entry point {entry.value!r} {error}"
             ) from error
 
     def _check_callable(self, name: str, factory: object) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies.base import Probe, Search, Strategy, TuningProblem
-from neural_mp.util.plug_ins import load_plug_ins, require_importable
+from neural_mp.util.plug_ins import create_plug_in, load_plug_ins, require_importable
 
 #: Entry-point group of third-party strategies.
 ENTRY_POINT_GROUP = "neural_mp.strategies"
@@ -47,7 +47,7 @@ def _list_built_in() -> dict[str, type[Strategy]]:
 def list_strategy_classes() -> dict[str, type[Strategy]]:
     """Return name → strategy class."""
     own = _list_built_in()
-    return {**own, **load_plug_ins(ENTRY_POINT_GROUP, own)}
+    return {**own, **load_plug_ins(ENTRY_POINT_GROUP, own, Strategy)}
 
 
 def create_strategy_named(name: str) -> Strategy:
@@ -61,9 +61,9 @@ def create_strategy_named(name: str) -> Strategy:
         strategies = list_strategy_classes()
     if name not in strategies:
         what = f"there is no strategy {name!r}"
-        require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
+        require_importable(ENTRY_POINT_GROUP, name, Strategy, ConfigurationError, what)
         raise ConfigurationError(f"{what}{did_you_mean(name, strategies)}")
-    return strategies[name]()
+    return create_plug_in(strategies[name], ConfigurationError, f"the strategy {name!r}")
 
 
 __all__ = [

@@ -38,7 +38,7 @@ def list_executor_classes() -> dict[str, type[Executor]]:
 
     kinds: tuple[type[Executor], ...] = (LocalExecutor, RayExecutor)
     own = {executor.name: executor for executor in kinds}
-    return {**own, **load_plug_ins(ENTRY_POINT_GROUP, own)}
+    return {**own, **load_plug_ins(ENTRY_POINT_GROUP, own, Executor)}
 
 
 def get_executor_named(name: object) -> type[Executor]:
@@ -50,7 +50,7 @@ def get_executor_named(name: object) -> type[Executor]:
     engines = list_executor_classes()
     if not isinstance(name, str) or name not in engines:
         what = f"there is no engine {name!r} for workers"
-        require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
+        require_importable(ENTRY_POINT_GROUP, name, Executor, ConfigurationError, what)
         raise ConfigurationError(f"{what}{did_you_mean(name, engines)}")
     return engines[name]
 
