@@ -50,6 +50,30 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
     return file
 
 
+def is_utf8(path: Path) -> bool:
+    """Whether a path can be passed to libraries that take paths in UTF-8 only."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def use_utf8_path(path: Path) -> Iterator[Path]:
+    """Yield a path in UTF-8 of the same file; one through a temporary link where there is none.
+
+    Files beside the file are reached as well, if the name of the file itself is UTF-8.
+    """
+    if is_utf8(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        link, has_name = Path(scratch) / "link", is_utf8(Path(path.name))
+        link.symlink_to(path.absolute().parent if has_name else path.absolute())
+        yield link / path.name if has_name else link
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file atomically, creating folders; readers see the old or the new content.
 

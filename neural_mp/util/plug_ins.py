@@ -105,7 +105,7 @@ def _load_class(entry: metadata.EntryPoint, base: type[T]) -> type[T]:
         actual = f"the class {kind.__name__}" if isinstance(kind, type) else None
         raise ImportError(f"{expected}, got {actual or with_article(type(kind).__name__)}")
     if inspect.isabstract(kind):
-        missing = ", ".join(sorted(kind.__abstractmethods__))
+        missing = ", ".join(sorted(vars(kind)["__abstractmethods__"]))
         raise ImportError(f"{expected} that defines {missing}")
     return kind
 

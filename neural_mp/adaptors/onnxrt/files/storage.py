@@ -36,6 +36,7 @@ from neural_mp.adaptors.onnxrt.graph.sessions import (
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
+from neural_mp.io.files import use_utf8_path
 from neural_mp.util.validators import boolean, non_negative_integer, record
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
@@ -140,7 +141,8 @@ def _write_program(program: ir.Model, path: Path) -> None:
     if not all(node.domain or find_version_in(node.op_type, opset) for node in nodes):
         return  # ops of ONNX Runtime in ONNX's domain, e.g. SimplifiedLayerNormalization
     try:
-        onnx.checker.check_model(str(path))
+        with use_utf8_path(path) as file:
+            onnx.checker.check_model(str(file))
     except onnx.checker.ValidationError as error:
         raise ConversionError(f"ONNX's checker rejects the model: {one_line(error)}") from error
 

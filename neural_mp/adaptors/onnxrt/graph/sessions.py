@@ -20,6 +20,7 @@ from neural_mp.adaptors.common.threads import get_allowed_threads
 from neural_mp.adaptors.onnxrt.graph.edit import count_tensor_bytes, iterate_all_constants
 from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
 from neural_mp.errors import ConversionError, one_line
+from neural_mp.io.files import is_utf8
 from neural_mp.util.system.watched_thread import Locals, watch_calls
 
 #: Major and minor version.
@@ -69,15 +70,6 @@ class _RunEnding:
 
 def _end_runs(local: Locals) -> None:
     local["ending"].end_runs()
-
-
-def _finds_weights_in(folder: Path) -> bool:
-    """Whether ONNX Runtime finds weights in a folder; its bindings take names in UTF-8 only."""
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        return False
-    return FINDS_WEIGHTS
 
 
 class Runner:
@@ -131,7 +123,7 @@ class Runner:
         source = ""
         inline = (t for t in iterate_all_constants(program) if not isinstance(t, ir.ExternalTensor))
         too_large = sum(map(count_tensor_bytes, inline)) > MESSAGE_LIMIT
-        if too_large or (folder is not None and not _finds_weights_in(folder)):
+        if too_large or (folder is not None and not (FINDS_WEIGHTS and is_utf8(folder))):
             directory = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(directory) / "model.onnx")
             save_program(program, Path(source), "model.data")
