@@ -70,7 +70,7 @@ def load_object(entry: metadata.EntryPoint) -> Any:
         raise ImportError(f"cannot be imported: {one_line(error)}") from error
 
 
-def load_plug_ins(group: str, reserved: Container[str], base: type[T]) -> dict[str, type[T]]:
+def load_plug_ins(group: str, reserved: Container[str], base: type) -> dict[str, Any]:
     """Return name → class of the entry points of a group, without names that are taken.
 
     A plug-in that cannot be imported, or is of no use, is left out with a warning, so that the
@@ -93,7 +93,7 @@ def load_plug_ins(group: str, reserved: Container[str], base: type[T]) -> dict[s
     return loaded
 
 
-def _load_class(entry: metadata.EntryPoint, base: type[T]) -> type[T]:
+def _load_class(entry: metadata.EntryPoint, base: type) -> type:
     """Return the class of an entry point.
 
     Raises:
@@ -135,7 +135,7 @@ def create_plug_in(kind: type[T], refusal: type[NeuralMPError], what: str) -> T:
 
 
 def require_importable(
-    group: str, name: object, base: type[Any], refusal: type[NeuralMPError], what: str
+    group: str, name: object, base: type, refusal: type[NeuralMPError], what: str
 ) -> None:
     """Raise if the plug-in of a name exists, but is of no use.
 

@@ -6,11 +6,12 @@ from attacks.disks import DISKS
 from attacks.formats import hdf5_links, safetensors_files, sqlite_files, yaml_bombs, zip_members
 from attacks.hostile_files import HOSTILE_FILES
 from attacks.hostile_torch import HOSTILE_TORCH
+from attacks.interrupted.forks import FORKS
 from attacks.interrupted.killed_commands import KILLED_COMMANDS
 from attacks.interrupted.stopped_runs import COPIED_WORKSPACES, STOPPED_RUNS
 from attacks.kills import KILLS
 from attacks.mutations import KINDS_OF_FILES, MUTATIONS
-from attacks.surroundings import strange_paths
+from attacks.surroundings import entry_points, ordinary_users, passwords, strange_paths
 from attacks.together import TOGETHER
 from attacks.user_objects import USER_OBJECTS
 from attacks.verdicts import Family
@@ -20,6 +21,7 @@ FAMILIES: tuple[Family, ...] = (
     *KILLED_COMMANDS,
     STOPPED_RUNS,
     COPIED_WORKSPACES,
+    FORKS,
     TOGETHER,
     DISKS,
     MUTATIONS,
@@ -35,6 +37,9 @@ FAMILIES: tuple[Family, ...] = (
             safetensors_files,
             sqlite_files,
             strange_paths,
+            entry_points,
+            passwords,
+            ordinary_users,
         )
     ),
 )
