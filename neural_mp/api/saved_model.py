@@ -154,7 +154,8 @@ def check_destination(path: str | Path) -> Path:
     target = validate_option("the folder to save a model in", file_path, path)
     if target.exists() and not target.is_dir():
         raise NeuralMPError(f"{str(target)!r} is a file; choose a folder to save the model in")
-    own = own_files(target, MANIFEST, _read_digests)
+    with name_target(target):
+        own = own_files(target, MANIFEST, _read_digests)
     names = _read_digests(target) if is_saved_model(target) else RESERVED
     for name in names:
         if os.path.lexists(target / name) and Path(name) not in own:

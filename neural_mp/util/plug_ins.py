@@ -101,9 +101,10 @@ def _load_class(entry: metadata.EntryPoint, base: type) -> type:
     """
     kind = load_object(entry)
     expected = f"must be a subclass of {base.__module__}.{base.__name__}"
-    if not (isinstance(kind, type) and issubclass(kind, base)):
-        actual = f"the class {kind.__name__}" if isinstance(kind, type) else None
-        raise ImportError(f"{expected}, got {actual or with_article(type(kind).__name__)}")
+    is_class = issubclass(type(kind), type)  # `isinstance` runs a property `__class__`
+    if not (is_class and issubclass(kind, base)):
+        actual = f"the class {kind.__name__}" if is_class else with_article(type(kind).__name__)
+        raise ImportError(f"{expected}, got {actual}")
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(vars(kind)["__abstractmethods__"]))
         raise ImportError(f"{expected} that defines {missing}")

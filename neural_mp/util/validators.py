@@ -171,7 +171,7 @@ def without_nul(value: T) -> T:
 
 
 def file_path(value: object) -> Path:
-    """Validate a path that can exist."""
+    """Validate a path that can exist, in folders that may be entered."""
     if not isinstance(value, str | Path):
         raise invalid_value_error("a path", value)
     try:
@@ -181,6 +181,14 @@ def file_path(value: object) -> Path:
     if len(os.fsencode(value)) > _MAX_PATH_BYTES or max(map(len, names)) > _MAX_NAME_BYTES:
         limits = f"{_MAX_PATH_BYTES} bytes, with names of at most {_MAX_NAME_BYTES} bytes"
         raise invalid_value_error(f"a path of at most {limits}", str(value))
+    try:
+        os.stat(value)
+    except PermissionError:
+        raise invalid_value_error(
+            "a path in folders that you may enter", str(value), "; change the modes of the folders"
+        ) from None
+    except OSError:
+        pass  # what is missing may be created
     return Path(value)
 
 

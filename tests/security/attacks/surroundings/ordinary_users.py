@@ -141,7 +141,7 @@ evaluation:
   accuracy:
     metric: {{topk: 1}}
     dataloader: {{batch_size: 50, dataset: {{numpy: {{path: {folder}/data.npz}}}}}}
-tuning: {{objective: modelsize, accuracy_criterion: {{relative: 0.9}},
+tuning: {{objective: modelsize, accuracy_criterion: {{relative: 0.4}},
   exit_policy: {{max_trials: 1}}}}
 """)
 

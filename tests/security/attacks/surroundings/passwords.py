@@ -47,7 +47,7 @@ evaluation:
   accuracy:
     metric: {{topk: 1}}
     dataloader: {{batch_size: 50, dataset: {{numpy: {{path: data.npz}}}}}}
-tuning: {{objective: modelsize, accuracy_criterion: {{relative: 0.9}}, {entry},
+tuning: {{objective: modelsize, accuracy_criterion: {{relative: 0.4}}, {entry},
   exit_policy: {{max_trials: 1}}}}
 """
 
