@@ -182,7 +182,7 @@ def file_path(value: object) -> Path:
         limits = f"{_MAX_PATH_BYTES} bytes, with names of at most {_MAX_NAME_BYTES} bytes"
         raise invalid_value_error(f"a path of at most {limits}", str(value))
     try:
-        os.stat(value)
+        Path(value).stat()
     except PermissionError:
         raise invalid_value_error(
             "a path in folders that you may enter", str(value), "; change the modes of the folders"

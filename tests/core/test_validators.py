@@ -1,5 +1,7 @@
 """Refusals of a validator: one line for files and options, however large the value."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -69,3 +71,14 @@ def test_a_value_is_shown_in_a_line(value):
 
 def test_a_small_value_is_shown_whole():
     assert preview_value({"a": [1, "b"]}) == "{'a': [1, 'b']}"
+
+
+def test_a_path_in_a_folder_that_may_not_be_entered_is_one_error(monkeypatch, tmp_path):
+    """`Path.exists` and its like raise `PermissionError` there, which root never gets."""
+
+    def refuse(self, **_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ConfigurationError, match="in folders that you may enter, got '.*net.onnx'"):
+        validate_option("model", file_path, tmp_path / "net.onnx")
