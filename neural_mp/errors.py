@@ -241,9 +241,9 @@ def message_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the class of an exception and the first line of its message."""
+    """Return the class of an exception and the first line of its message, as `visible`."""
     lines = message_of(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {visible(lines[0])}" if lines else type(error).__name__
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

@@ -43,6 +43,7 @@ from neural_mp.errors import (
     PlanError,
     did_you_mean,
     make_pickling_error,
+    visible,
 )
 from neural_mp.io.limits import trusting
 from neural_mp.io.staged_folder import digest_of_file, scratch_folder
@@ -303,7 +304,7 @@ class OptimizedModel:
             check_suffix(path, self.adaptor)
             self._save_folder(path)
         level = logging.INFO if self.exact_on == EVERYWHERE else logging.WARNING
-        logger.log(level, "%s is exact on %s", path, self.exact_on)
+        logger.log(level, "%s is exact on %s", visible(str(path)), self.exact_on)
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)

@@ -12,7 +12,7 @@ from machine import machine
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.errors import DataError, NeuralMPError, visible
+from neural_mp.errors import DataError, NeuralMPError, one_line, visible
 from neural_mp.runs.report import Report
 from neural_mp.util.html import (
     create_element,
@@ -66,6 +66,7 @@ def test_a_text_is_read_as_it_was_written(text):
 def test_characters_that_hide_or_reorder_are_written_as_their_code():
     assert visible("safe\u202etxt.exe") == "safe\\u202etxt.exe"
     assert visible("a\x00b\x1b\ud800") == "a\\u0000b\\u001b\\ud800"
+    assert one_line(ValueError("a\x1b[31m\nb")) == "ValueError: a\\u001b[31m"
     assert visible("tab\tand\nline, ümläut") == "tab\tand\nline, ümläut"
 
 
