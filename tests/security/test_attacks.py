@@ -11,7 +11,7 @@ import pytest
 
 ATTACK, SOAK = (Path(__file__).with_name(name) for name in ("attack.py", "soak.py"))
 ROOT = Path(__file__).parents[2]
-#: Arguments of the short form, about 35 CPU seconds.
+#: Arguments of the short form, some 100 CPU seconds.
 SHORT = (
     "--scale",
     "0.0004",
