@@ -234,8 +234,8 @@ def _has_filter(file: Any, folder: Path, name: str) -> None:
     options.set_chunk(shape)
     options.set_filter(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FLAG_OPTIONAL, (9,))
     kind = h5py.h5t.IEEE_F32LE
-    made = h5py.h5d.create(file.id, name.encode(), kind, space, options)
-    made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ones(shape, np.float32))
+    dataset = h5py.h5d.create(file.id, name.encode(), kind, space, options)
+    dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ones(shape, np.float32))
 
 
 @_change("groups 3,000 deep")

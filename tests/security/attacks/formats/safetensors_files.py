@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attacks.formats.scratch import written
+from attacks.formats.scratch import encoder_config, written
 from attacks.hostile import Attacks
 
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import read_folder, read_weights
@@ -24,24 +24,10 @@ Change = Callable[[Header, bytes], tuple[str | bytes, bytes]]
 
 
 @functools.cache
-def _config() -> Any:
-    import transformers
-
-    return transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        architectures=["BertModel"],
-    )
-
-
-@functools.cache
 def _right() -> bytes:
     import transformers
 
-    net = transformers.BertModel(_config())
+    net = transformers.BertModel(encoder_config())
     return written(_FILE, lambda path: net.save_pretrained(path.parent))
 
 
@@ -207,7 +193,7 @@ def _spoilt(path: Path, change: str) -> None:
 
 
 def _is_folder(folder: Path, canary: Path, change: str) -> None:
-    _config().save_pretrained(folder)
+    encoder_config().save_pretrained(folder)
     _spoilt(folder / _FILE, change)
     read_folder(folder)
 
@@ -229,7 +215,7 @@ _LENGTHS = (0, 1, 2**26, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 8, 2**64 - 1
 
 @SAFETENSORS.here("a folder with a header of a length of", *_LENGTHS)
 def _has_length(folder: Path, canary: Path, length: int) -> None:
-    _config().save_pretrained(folder)
+    encoder_config().save_pretrained(folder)
     (folder / _FILE).write_bytes(struct.pack("<Q", length) + _right()[8:])
     read_folder(folder)
 
@@ -250,7 +236,7 @@ _INDEXES: dict[str, Any] = {
 
 @SAFETENSORS.here("a folder with an index", *_INDEXES)
 def _has_index(folder: Path, canary: Path, kind: str) -> None:
-    _config().save_pretrained(folder)
+    encoder_config().save_pretrained(folder)
     (folder.parent / "outside.safetensors").write_bytes(_right())
     (folder / "other.safetensors").write_bytes(_right())
     (folder / f"{_FILE}.index.json").write_text(json.dumps(_INDEXES[kind]))
@@ -267,7 +253,7 @@ def _has_saved_index(folder: Path, canary: Path, kind: str) -> None:
 
 @SAFETENSORS.here("a folder with nothing changed", refused=False)
 def _is_right(folder: Path, canary: Path) -> None:
-    _config().save_pretrained(folder)
+    encoder_config().save_pretrained(folder)
     (folder / _FILE).write_bytes(_right())
     read_folder(folder)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attacks.formats.scratch import encoder_config, written
 from attacks.hostile import Attacks
 
 ZIP_MEMBERS = Attacks("zip members")
@@ -55,7 +56,6 @@ _MAY_BE_READ = frozenset({"a device"})
 @functools.cache
 def _keras_file() -> bytes:
     import keras
-    from attacks.formats.scratch import written
 
     net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     return written("net.keras", net.save)
@@ -64,7 +64,6 @@ def _keras_file() -> bytes:
 @functools.cache
 def _program() -> bytes:
     import torch
-    from attacks.formats.scratch import written
     from attacks.hostile_archives import real_file
 
     del torch
@@ -85,20 +84,7 @@ def _pickled_weights() -> bytes:
 def _encoder() -> Any:
     import transformers
 
-    return transformers.BertModel(_encoder_config()).eval()
-
-
-def _encoder_config() -> Any:
-    import transformers
-
-    return transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        architectures=["BertModel"],
-    )
+    return transformers.BertModel(encoder_config()).eval()
 
 
 @functools.cache
@@ -129,7 +115,7 @@ def _read_program(folder: Path, data: bytes) -> None:
 def _read_folder(folder: Path, data: bytes) -> None:
     from neural_mp.adaptors.pytorch.decoders.transformers_folder import read_folder
 
-    _encoder_config().save_pretrained(folder / "bert")
+    encoder_config().save_pretrained(folder / "bert")
     (folder / "bert" / "pytorch_model.bin").write_bytes(data)
     read_folder(folder / "bert")
 
@@ -143,6 +129,7 @@ def _read_arrays(folder: Path, data: bytes) -> None:
 
 
 Reader = Callable[[Path, bytes], None]
+_Member = tuple[zipfile.ZipInfo, bytes]
 _KINDS: dict[str, tuple[Callable[[], bytes], Reader]] = {
     "a .keras file": (_keras_file, _read_keras),
     "a .pt2 file": (_program, _read_program),
@@ -151,8 +138,8 @@ _KINDS: dict[str, tuple[Callable[[], bytes], Reader]] = {
 }
 
 
-def _copied(data: bytes, changed: Callable[[zipfile.ZipInfo], None]) -> bytes:
-    """Return an archive whose entries are changed, with the same contents."""
+def _rewritten(data: bytes, change: Callable[[list[_Member]], list[_Member]]) -> bytes:
+    """Return an archive of other members, made from those of an archive."""
     target = io.BytesIO()
     with (
         warnings.catch_warnings(),
@@ -160,27 +147,26 @@ def _copied(data: bytes, changed: Callable[[zipfile.ZipInfo], None]) -> bytes:
         zipfile.ZipFile(target, "w") as new,
     ):
         warnings.simplefilter("ignore")  # of duplicates
-        for info in old.infolist():
-            content = old.read(info)
-            copy = zipfile.ZipInfo(info.filename)
-            changed(copy)
-            new.writestr(copy, content)
-    return target.getvalue()
-
-
-def _with(data: bytes, *members: tuple[zipfile.ZipInfo, bytes], first: bool = False) -> bytes:
-    """Return an archive with more members, behind the others or before them."""
-    target = io.BytesIO()
-    with (
-        warnings.catch_warnings(),
-        zipfile.ZipFile(io.BytesIO(data)) as old,
-        zipfile.ZipFile(target, "w") as new,
-    ):
-        warnings.simplefilter("ignore")  # of duplicates
-        contents = [(info, old.read(info)) for info in old.infolist()]
-        for info, content in [*members, *contents] if first else [*contents, *members]:
+        for info, content in change([(info, old.read(info)) for info in old.infolist()]):
             new.writestr(info, content)
     return target.getvalue()
+
+
+def _copied(data: bytes, changed: Callable[[zipfile.ZipInfo], None]) -> bytes:
+    """Return an archive whose entries are changed, with the same contents."""
+
+    def copy_members(members: list[_Member]) -> list[_Member]:
+        copies = [(zipfile.ZipInfo(info.filename), content) for info, content in members]
+        for info, _ in copies:
+            changed(info)
+        return copies
+
+    return _rewritten(data, copy_members)
+
+
+def _with(data: bytes, *members: _Member, first: bool = False) -> bytes:
+    """Return an archive with more members, behind the others or before them."""
+    return _rewritten(data, lambda old: [*members, *old] if first else [*old, *members])
 
 
 def _names(data: bytes) -> list[str]:

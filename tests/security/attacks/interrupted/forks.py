@@ -7,6 +7,7 @@ prints for each use what the child gets: `done`, the name of an error, or `block
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -108,12 +109,8 @@ def _forked(call: Callable[[], Any], *, exits: bool = False) -> str:
             outcome = "done"
         except BaseException as error:  # noqa: BLE001 (nobody sees an error of a child)
             outcome = type(error).__name__
-        if not exits:
-            os.write(writer, outcome.encode())
-            os._exit(0)
-        import atexit
-
-        atexit._run_exitfuncs()
+        if exits:
+            atexit._run_exitfuncs()
         os.write(writer, outcome.encode())
         os._exit(0)
     os.close(writer)

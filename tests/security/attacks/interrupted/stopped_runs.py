@@ -33,6 +33,14 @@ def _stop_for_a_while(pair: Pair, process: Process, most: float = 0.5) -> None:
         os.kill(process.pid, signal.SIGCONT)
 
 
+def _begin(pair: Pair) -> Process:
+    """Return a process in the midst of a new run."""
+    process = pair.start(resume=False)
+    pair.wait_for_a_run(process)
+    pair.wait(0.5)
+    return process
+
+
 def _alone(pair: Pair) -> list[dict[str, Any]]:
     process = pair.start(resume=False)
     for _ in range(3):
@@ -43,9 +51,7 @@ def _alone(pair: Pair) -> list[dict[str, Any]]:
 
 def _beside_another(pair: Pair) -> list[dict[str, Any]]:
     """Stop a run while a second one begins and ends in its workspace."""
-    first = pair.start(resume=False)
-    pair.wait_for_a_run(first)
-    pair.wait(0.5)
+    first = _begin(pair)
     assert first.pid is not None
     if first.is_alive():
         os.kill(first.pid, signal.SIGSTOP)
@@ -60,9 +66,7 @@ def _beside_another(pair: Pair) -> list[dict[str, Any]]:
 
 
 def _killed_when_stopped(pair: Pair) -> list[dict[str, Any]]:
-    first = pair.start(resume=False)
-    pair.wait_for_a_run(first)
-    pair.wait(0.5)
+    first = _begin(pair)
     assert first.pid is not None
     if first.is_alive():
         os.kill(first.pid, signal.SIGSTOP)
@@ -73,9 +77,7 @@ def _killed_when_stopped(pair: Pair) -> list[dict[str, Any]]:
 
 def _copied(pair: Pair, in_use: bool) -> list[dict[str, Any]]:
     """Go on with a copy; the first run, if in use, goes on as well."""
-    first = pair.start(resume=False)
-    pair.wait_for_a_run(first)
-    pair.wait(0.5)
+    first = _begin(pair)
     if not in_use:
         first.kill()
         first.join()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attacks.formats.scratch import tune_in_scratch
 from attacks.hostile import Attacks, command_here
 from attacks.users_ways import tiny_onnx
 
@@ -87,16 +87,12 @@ def _net() -> Path:
 
 @functools.cache
 def _tuned() -> Any:
-    folder = tempfile.mkdtemp()
-    try:
-        return _converter(Path(folder)).fit()
-    finally:
-        shutil.rmtree(folder)
+    return tune_in_scratch(_converter)
 
 
 @dataclass(frozen=True)
 class _Use:
-    """What is done with a folder.
+    """A preparation and a use of a folder.
 
     Attributes:
         prepare: fills the folder, with all rights.

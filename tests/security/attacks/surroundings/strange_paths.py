@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attacks.formats.scratch import tune_in_scratch
 from attacks.hostile import Attacks, command_here
 from attacks.user_objects import Given
 
@@ -49,11 +48,7 @@ _NAMES = {
 
 @functools.cache
 def _tuned() -> Any:
-    folder = tempfile.mkdtemp()
-    try:
-        return _converter(Path(folder)).fit()
-    finally:
-        shutil.rmtree(folder)
+    return tune_in_scratch(_converter)
 
 
 def _converter(folder: Path) -> MixedPrecision:
