@@ -16,7 +16,7 @@ from neural_mp.core.graph import Op
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.reporting import formatting
 from neural_mp.reporting.long_table import LongTable
-from neural_mp.space import Reason, TuningSpace, count_ineligible_reasons
+from neural_mp.space import Capability, Reason, TuningSpace, count_ineligible_reasons
 from neural_mp.util.text import format_count
 
 #: Maximum number of op types listed for a reason of the summary.
@@ -57,12 +57,24 @@ def build_capability_table(
         notes.append(
             f"the model is in {space.graph.source_name}; fp32 stands for ops that are not lowered"
         )
+    # Many ops share their capability.
+    distinct = {id(own): own for own in (space.capabilities[op.name] for op in space.graph)}
+    shown_reasons = {key: _select_shown_reasons(space, own) for key, own in distinct.items()}
     # Reasons common to all ops stem from the machine.
-    first, *remaining = [_select_shown_reasons(space, op.name) for op in space.graph] or [{}]
+    first, *remaining = list(shown_reasons.values()) or [{}]
     shared = {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
-    tunable = frozenset(space.tunable_ops)
-    rows = [_build_row(space, group, shared, group[0].name in tunable) for group in groups]
+    precisions = {key: _format_run_precisions(own) for key, own in distinct.items()}
+    obstacles = {
+        key: "; ".join(f"no {p}: {why}" for p, why in reasons.items() if p not in shared)
+        for key, reasons in shown_reasons.items()
+    }
+    tunable, rows = frozenset(space.tunable_ops), []
+    for group in groups:
+        first_op, key = group[0].name, id(space.capabilities[group[0].name])
+        names, types = tuple(op.name for op in group), tuple(op.type for op in group)
+        style = "" if first_op in tunable else "dim"
+        rows.append(_Row(names, types, precisions[key], obstacles[key], style))
     return _Capabilities(title, rows, notes)
 
 
@@ -102,23 +114,9 @@ class _Capabilities:
         return LongTable(self.title, {"op": None, "type": _NARROW, "supported": None}, rows)
 
 
-def _build_row(
-    space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str], is_tunable: bool
-) -> _Row:
-    first = group[0]
-    reasons = _select_shown_reasons(space, first.name).items()
-    return _Row(
-        tuple(op.name for op in group),
-        tuple(op.type for op in group),
-        _format_run_precisions(space, first),
-        "; ".join(f"no {p}: {why}" for p, why in reasons if shared.get(p) != why),
-        "" if is_tunable else "dim",
-    )
-
-
-def _select_shown_reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
+def _select_shown_reasons(space: TuningSpace, capability: Capability) -> dict[Precision, str]:
     """Return the reasons of an op; of low bits, only if the model has ops that support them."""
-    reasons = dict(space.capabilities[op].reasons)
+    reasons = dict(capability.reasons)
     for precision in [candidate for candidate in reasons if candidate.is_low_bit]:
         supported = precision in space.usable_precisions
         if not supported or reasons[precision] == reasons.get(Precision.INT8):
@@ -129,8 +127,7 @@ def _select_shown_reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
     return reasons
 
 
-def _format_run_precisions(space: TuningSpace, op: Op) -> str:
-    capability = space.capabilities[op.name]
+def _format_run_precisions(capability: Capability) -> str:
     return ", ".join(
         f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
     )

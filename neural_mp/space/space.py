@@ -76,7 +76,13 @@ class TuningSpace:
     @cached_property
     def tunable_ops(self) -> tuple[str, ...]:
         """The ops with more than one choice, which a plan decides; in the graph's order."""
-        return tuple(op.name for op in self.graph if len(self.choices(op.name)) > 1)
+        # Choices depend on no more than the capability, which many ops share, and the type.
+        counts: dict[tuple[int, str], int] = {}
+        keys = [(op.name, (id(self.capabilities[op.name]), op.type)) for op in self.graph]
+        for name, key in keys:
+            if key not in counts:
+                counts[key] = len(self.choices(name))
+        return tuple(name for name, key in keys if counts[key] > 1)
 
     @cached_property
     def digest(self) -> str:

@@ -27,15 +27,17 @@ def infer_tensor_types(program: ir.Model) -> None:
     proto.graph.input.extend(map(ir.serde.serialize_value, missing))
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     types = {
-        item.name: item.type
+        item.name: item.type.SerializeToString()
         for graph in iterate_nested_graphs([inferred.graph])
         for item in (*graph.value_info, *graph.input, *graph.output)
         if item.type.HasField("tensor_type")
     }
+    # Long graphs repeat a few types.
+    parsed = {content: _parse_type(content) for content in set(types.values())}
     for graph in program.graphs():
         for value in (*graph.inputs, *(result for node in graph for result in node.outputs)):
             if value.name in types:
-                _set_type(value, types[value.name])
+                _set_type(value, *parsed[types[value.name]])
 
 
 @contextmanager
@@ -53,10 +55,16 @@ def _without_large_constants(program: ir.Model) -> Iterator[list[ir.Value]]:
             initializers.add(value)
 
 
-def _set_type(value: ir.Value, kind: onnx.TypeProto) -> None:
+def _parse_type(content: bytes) -> tuple[ir.DataType | None, ir.Shape | None]:
+    """Return the element type and shape of a serialized tensor type."""
+    kind = onnx.TypeProto.FromString(content)
     inferred = ir.serde.deserialize_type_proto_for_type(kind)
-    shape = ir.serde.deserialize_type_proto_for_shape(kind)
+    dtype = None if inferred is None else inferred.dtype
+    return dtype, ir.serde.deserialize_type_proto_for_shape(kind)
+
+
+def _set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None) -> None:
     if shape is not None and value.shape != shape:
-        value.shape = shape
-    if inferred is not None and inferred.dtype is not None and value.dtype != inferred.dtype:
-        value.dtype = inferred.dtype
+        value.shape = shape.copy()
+    if dtype is not None and value.dtype != dtype:
+        value.dtype = dtype

@@ -16,14 +16,18 @@ from neural_mp.adaptors.common.naming import reserve_name
 #: Op with states → positions of the first in the inputs of op and body, and in the body's results.
 #: A Loop has its limit and condition first; its body, the iteration and condition.
 _FIRST_STATES = {"Loop": (2, 1), "Scan": (0, 0)}
+_GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def iterate_node_bodies(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the direct bodies of a node; `then` before `else`."""
-    for _, attribute in sorted(node.attributes.items(), reverse=True):
+    if not node.attributes:
+        return
+    running = [item for item in node.attributes.values() if item.type in _GRAPH_TYPES]
+    for attribute in sorted(running, key=lambda item: item.name, reverse=True):
         if attribute.type is ir.AttributeType.GRAPH:
             yield attribute.as_graph()
-        elif attribute.type is ir.AttributeType.GRAPHS:
+        else:
             yield from attribute.as_graphs()
 
 
