@@ -30,6 +30,7 @@ class Outcome(StringEnum):
     MET = "met"
     MISSED = "missed"
     SLOW = "slow"  #: accuracy target met, but too little gain over FP32 by the objective
+    UNCERTAIN = "uncertain"  #: accuracy target met, gain over FP32 within the noise of the times
     PRUNED = "pruned"  #: evaluation stopped early: target out of reach
     FAILED = "failed"
 
@@ -87,7 +88,12 @@ class Trial(JsonFields):
     @property
     def meets_accuracy(self) -> bool:
         """Whether the plan meets the accuracy target, regardless of speed."""
-        return self.outcome in (Outcome.MET, Outcome.SLOW)
+        return self.outcome is Outcome.MET or self.lacks_gain
+
+    @property
+    def lacks_gain(self) -> bool:
+        """Whether the plan meets the accuracy target, without a proven gain over FP32."""
+        return self.outcome in (Outcome.SLOW, Outcome.UNCERTAIN)
 
     @property
     def speedup(self) -> float | None:

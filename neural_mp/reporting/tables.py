@@ -36,7 +36,7 @@ from neural_mp.util.text import format_count
 #: Environment variables that limit the instruction sets of oneDNN.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _OUTCOME_STYLE = {Outcome.MET: "green", Outcome.FAILED: "red"}
-_OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), "yellow")
+_OUTCOME_STYLE |= dict.fromkeys(set(Outcome) - set(_OUTCOME_STYLE), "yellow")
 
 
 def build_hardware_table(

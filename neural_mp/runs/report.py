@@ -20,7 +20,7 @@ from neural_mp.core.quantization_flow import (
     QuantizedTensor,
     propagate_quantization,
 )
-from neural_mp.core.trial import Outcome, Trial
+from neural_mp.core.trial import Trial
 from neural_mp.space import Capability, Reason
 from neural_mp.util.json_fields import NOT_STORED, Count, Finite, JsonFields, NonNegative
 from neural_mp.util.string_enum import StringEnum
@@ -273,7 +273,7 @@ class Report(Printed, JsonFields):
     @property
     def only_slower(self) -> bool:
         """Whether plans met the accuracy target, but none was faster than FP32."""
-        return self.best_rejected is not None and self.best_rejected.outcome is Outcome.SLOW
+        return self.best_rejected is not None and self.best_rejected.lacks_gain
 
     @property
     def speedup(self) -> float | None:

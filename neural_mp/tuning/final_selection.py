@@ -103,15 +103,19 @@ def select_plan(
     """Return the best plan that met the target, by a new measurement, which is also reported.
 
     The best plans are measured interleaved with each other and FP32. If latency is the only
-    objective and no finalist is faster than FP32 beyond noise, the next ones are measured; FP32 is
-    the result when none is left. A single finalist is not measured again if its number is in
-    `measured_alone`: its trial was measured in this run without parallel trials.
+    objective and no finalist is faster than FP32 beyond noise, the next ones are measured, at last
+    the best of the plans whose gain was uncertain; FP32 is the result when none is left. A single
+    finalist is not measured again if its number is in `measured_alone`: its trial was measured in
+    this run without parallel trials.
     """
-    plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
-    waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
+    plans = {t.plan: job.space.resolve(t.plan) for t in trials if t.meets_accuracy}
+    lowered = [t for t in trials if t.meets_accuracy and plans[t.plan].has_low_precision]
+    waiting = [trial for trial in lowered if trial.met]
+    uncertain = [trial for trial in lowered if trial.outcome is Outcome.UNCERTAIN]
     slower: list[Trial] = []
-    while waiting:
-        chosen = _select_finalists(job, waiting)
+    while waiting or uncertain:
+        chosen = _select_finalists(job, waiting or uncertain)
+        uncertain = uncertain if waiting else []
         waiting = [trial for trial in waiting if trial not in chosen]
         first, plan = chosen[0], plans[chosen[0].plan]
         is_final = job.target is not None or first.number in measured_alone

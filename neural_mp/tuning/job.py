@@ -29,7 +29,7 @@ from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.objectives import (
     Footprints,
     Measurement,
-    gains_too_little,
+    judge_gain,
     measure_size_figures,
 )
 from neural_mp.tuning.size_limit import SizeLimit
@@ -198,12 +198,13 @@ class TuningJob:
         )
 
     def rate_trial(self, trial: Trial, plan: ResolvedPlan) -> Trial:
-        """Return a trial that met the accuracy target, marked if it gains too little over FP32."""
+        """Return a trial that met the accuracy target, rated by its gain over FP32."""
         if not trial.meets_accuracy:
             return trial
-        slow = gains_too_little(self.objectives, trial.objectives, self.measurement.min_speedup)
-        slow = slow and self.claims_speed(plan)
-        return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)
+        if not self.claims_speed(plan):
+            return replace(trial, outcome=Outcome.MET)
+        gain = judge_gain(self.objectives, trial.objectives, self.measurement.min_speedup)
+        return replace(trial, outcome=gain)
 
 
 def make_tuning_problem(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningProblem:

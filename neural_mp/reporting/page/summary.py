@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from neural_mp.core.trial import Outcome
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import NAMES, Part, draw_for_screens, draw_stacked_bar
 from neural_mp.reporting.page.page_model import View
@@ -39,7 +38,7 @@ def run_verdict(view: View) -> tuple[str, str, str]:
     if ending.met:
         return "Target met", formatting.format_speedup(ending.report), "good"
     rejected = ending.report.best_rejected
-    if rejected is not None and rejected.outcome is Outcome.SLOW:
+    if rejected is not None and rejected.lacks_gain:
         return "No faster plan", f"the result is the {view.source} model", "bad"
     closest = f"; closest: trial {rejected.number + 1}" if rejected is not None else ""
     return "Target not met", f"the result is the {view.source} model{closest}", "bad"

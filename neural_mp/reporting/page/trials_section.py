@@ -32,6 +32,7 @@ from neural_mp.util.text import format_count
 _MARKS = (
     ("circle", "trial met", "met the target", {Outcome.MET}),
     ("triangle", "trial slow", "speed-up too small", {Outcome.SLOW}),
+    ("triangle", "trial uncertain", "speed-up within noise", {Outcome.UNCERTAIN}),
     ("cross", "trial missed", "missed, stopped early or failed", set(Outcome)),
 )
 #: Minimum number of pairs for a chart of predictions.
@@ -187,6 +188,7 @@ SHAPES = {
     Outcome.MISSED: "cross",
     Outcome.PRUNED: "cross",
     Outcome.SLOW: "triangle",
+    Outcome.UNCERTAIN: "triangle",
     Outcome.FAILED: "cross",
 }
 _SAID = {
@@ -194,6 +196,7 @@ _SAID = {
     Outcome.MISSED: "missed the target",
     Outcome.PRUNED: "stopped early, target out of reach",
     Outcome.SLOW: "met the accuracy target, speed-up too small",
+    Outcome.UNCERTAIN: "met the accuracy target, speed-up within noise",
     Outcome.FAILED: "failed",
 }
 #: Trials that miss the target by more than this multiple of the tolerance lie at the bottom.

@@ -16,7 +16,7 @@ from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.trial import RELATIVE_FIGURES, Trial, compute_relative_cost
+from neural_mp.core.trial import RELATIVE_FIGURES, Outcome, Trial, compute_relative_cost
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import (
     CALLS_PER_CALLER,
@@ -356,36 +356,35 @@ def make_latency_figures(
     }
 
 
-def gains_too_little(
+def judge_gain(
     objectives: Mapping[Objective, float],
     figures: Mapping[str, float],
     min_speedup: float = MIN_SPEEDUP,
-) -> bool:
-    """Whether these figures do not prove enough gain over FP32.
+) -> Outcome:
+    """Return the outcome of a plan that meets the accuracy target, by its gain over FP32.
 
-    If latency is the only objective, noise counts in favour of FP32: the lower bound of the
-    speed-up must exceed 1, and reach `min_speedup`. Otherwise, the weighted cost must be lower than
-    FP32's; unmeasured figures are not judged.
+    If latency is the only objective, the lower bound of the speed-up must exceed 1 and reach
+    `min_speedup`; the gain is uncertain if only the upper bound does. Otherwise, the weighted cost
+    must be lower than FP32's; unmeasured figures are not judged.
     """
     if is_latency_only(objectives):
-        relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
-        return relative >= 1 or relative * min_speedup > 1
+        value = figures.get("relative_latency", 0.0)
+        low, high = (figures.get(f"relative_latency_{end}", value) for end in ("low", "high"))
+        if high < 1 and high * min_speedup <= 1:
+            return Outcome.MET
+        return Outcome.UNCERTAIN if low < 1 and low * min_speedup <= 1 else Outcome.SLOW
     measured = all(RELATIVE_FIGURES[name] in figures for name in objectives)
-    return measured and compute_relative_cost(objectives, figures) >= 1
+    is_costly = measured and compute_relative_cost(objectives, figures) >= 1
+    return Outcome.SLOW if is_costly else Outcome.MET
 
 
 def select_finalists(
     trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
 ) -> list[Trial]:
-    """Return trials that met the target, best first, as far as noise may have misordered them."""
-    met = sorted(
-        (t for t in trials if t.met), key=lambda t: (t.relative_cost(objectives), t.number)
-    )
-    return [
-        t
-        for t in met
-        if t.relative_cost(objectives) <= met[0].relative_cost(objectives) * _FINALIST_RATIO
-    ][:most]
+    """Return the best trials, best first, as far as noise may have misordered them."""
+    ranked = sorted(trials, key=lambda t: (t.relative_cost(objectives), t.number))
+    limit = ranked[0].relative_cost(objectives) * _FINALIST_RATIO
+    return [t for t in ranked if t.relative_cost(objectives) <= limit][:most]
 
 
 def find_best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
