@@ -141,14 +141,15 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
     Seconds are those of the processor: on a busy machine, waiting decides otherwise.
     """
     options["time_limit"] = min(options["time_limit"], _SECONDS)
-    decides = options["decides"]
+    decides = options.get("decides")
     if decides is None:
         options["warmup"] = min(options["warmup"], 1)
         options["iterations"] = min(options["iterations"], _ROUNDS)
     else:
         options["decides"] = lambda rounds: _is_close(rounds) or decides(rounds)
         options["patience"] = _DECISION_SECONDS / options["time_limit"]
-    with mock.patch.object(measurement, "time", SimpleNamespace(perf_counter=time.process_time)):
+    clocks = SimpleNamespace(perf_counter=time.process_time, process_time=time.process_time)
+    with mock.patch.object(measurement, "time", clocks):
         return _interleaved_rounds(runs, **options)
 
 

@@ -20,6 +20,7 @@ from neural_mp.profiling.measurement import (
     make_concurrent_runs,
     measure_cpu_share,
     measure_memory_growth,
+    read_other_cpu_seconds,
     time_interleaved_medians,
     time_interleaved_rounds,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "measure_cpu_share",
     "measure_memory_growth",
     "read_kernel_log",
+    "read_other_cpu_seconds",
     "side_by_side",
     "time_interleaved_medians",
     "time_interleaved_rounds",

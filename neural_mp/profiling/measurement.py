@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 import statistics
 import threading
@@ -166,6 +167,23 @@ def measure_cpu_share() -> float:
     while time.perf_counter() - started < _SHARE_SECONDS:
         pass
     return (time.thread_time() - used) / (time.perf_counter() - started)
+
+
+def read_other_cpu_seconds() -> float:
+    """Return the seconds for which others have used the CPUs of this process since the start.
+
+    Others are processes, interrupts, and other virtual machines on the same processors.
+    """
+    cores = psutil.cpu_times(percpu=True)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    fields = ("user", "nice", "system", "irq", "softirq", "steal")
+    used = sum(
+        getattr(core, name, 0.0)
+        for index, core in enumerate(cores)
+        if index in allowed
+        for name in fields
+    )
+    return used - time.process_time()
 
 
 def time_interleaved_rounds(

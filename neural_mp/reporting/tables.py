@@ -262,6 +262,7 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     rows = [
         *_make_accuracy_rows(report),
         (*formatting.time_of(report), formatting.format_speedup(report)),
+        *_make_cpu_rows(report),
     ]
     if report.output_sqnr_db is not None:
         name = f"output SQNR, compared with {report.source_name}"
@@ -276,6 +277,17 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
                 (name, formatting.format_size(baseline), formatting.format_size(result), fraction)
             )
     return rows
+
+
+def _make_cpu_rows(report: Report) -> list[tuple[str, str, str, str]]:
+    """Return the row of the CPU seconds, which other processes hardly affect, if counted."""
+    baseline, result = report.baseline_cpu_seconds, report.cpu_seconds
+    if baseline is None or result is None:
+        return []
+    batch = f", batch of {report.batch_size}" if report.batch_size else ""
+    before, after = formatting.format_seconds(baseline), formatting.format_seconds(result)
+    ratio = formatting.format_ratio(baseline / result if result else None)
+    return [(f"CPU time{batch}", before, after, ratio)]
 
 
 def _make_accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:

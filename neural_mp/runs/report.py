@@ -178,6 +178,8 @@ class Report(Printed, JsonFields):
             calibration samples; None if not measured.
         baseline_latency, latency: seconds per batch: lower decile of interleaved runs; None if no
             batch was available.
+        baseline_cpu_seconds, cpu_seconds: seconds of all threads on the CPU per batch, which
+            other processes affect less than the latency; None if not measured.
         speedup_low, speedup_high: 99 % confidence interval of `speedup`; None for the FP32 model.
         batch_size: samples in the timed batch.
         streams: concurrent callers that the throughput was measured with: seconds per batch are
@@ -217,6 +219,8 @@ class Report(Printed, JsonFields):
     output_sqnr_db: float | None = None
     baseline_latency: NonNegative | None = None
     latency: NonNegative | None = None
+    baseline_cpu_seconds: NonNegative | None = None
+    cpu_seconds: NonNegative | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
     batch_size: Count = 0

@@ -237,10 +237,14 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     for warning in job.measurement.contention.contention_warnings:
         log.warn_once(warning)
     emulated = {p for op, p in effective.items() if p in job.space.capabilities[op].emulated}
+    count = partial(_count_cpu_seconds, job, selection)
+    baseline_cpu_seconds, cpu_seconds = log.run_optional_part(count, None) or (None, None)
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
         **selection.speed.report_figures,
+        baseline_cpu_seconds=baseline_cpu_seconds,
+        cpu_seconds=cpu_seconds,
         batch_size=job.measurement.batch_size,
         streams=job.measurement.streams,
         baseline_size=job.model.size,
@@ -269,6 +273,13 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         if job.hint is None or seconds is None
         else log.run_optional_part(partial(job.hint, log.seconds, seconds), None),
     )
+
+
+def _count_cpu_seconds(job: TuningJob, selection: Selection) -> list[float] | None:
+    """Return the CPU seconds of the given model and of the result; None without latencies."""
+    if selection.speed.result is None or job.measurement.workload is not None:
+        return None
+    return job.measurement.count_cpu_seconds([job.model, selection.model])
 
 
 def estimate_accelerator_figures(

@@ -13,7 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from neural_mp.profiling import measure_cpu_share, time_interleaved_rounds
+from neural_mp.profiling import (
+    measure_cpu_share,
+    read_other_cpu_seconds,
+    time_interleaved_rounds,
+)
 from neural_mp.tuning.measurement import objectives
 from neural_mp.tuning.measurement.objectives import Contention, Measurement
 
@@ -88,6 +92,51 @@ def test_earlier_rounds_by_the_wall_clock_are_not_mixed_with_cpu_seconds(measure
     measurement = Measurement(np.zeros((2, 1)), warmup=1, iterations=3, time_limit=0.1, threads=1)
     rounds = measurement.measure_rounds([Sleeping(), Sleeping()], earlier=[[9.0], [9.0]])
     assert max(map(max, rounds)) < SECONDS / 2
+
+
+@pytest.mark.parametrize(
+    ("load", "delayed"), [(0.0, False), (0.5, False), (1.5, True)], ids=["idle", "half", "busy"]
+)
+def test_threads_that_wait_for_a_cpu_are_named_in_a_warning(monkeypatch, load, delayed):
+    """Two threads on two cores, of which others take a part."""
+    begun = time.perf_counter()
+    others = lambda: load * (time.perf_counter() - begun)  # noqa: E731
+    monkeypatch.setattr(objectives, "read_other_cpu_seconds", others)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", time_interleaved_rounds)
+    monkeypatch.setattr(objectives, "detect", lambda: SimpleNamespace(cores=2 + (load == 0.5)))
+    measurement = Measurement(np.zeros((2, 1)), warmup=1, iterations=100, time_limit=9.0, threads=2)
+    measurement.measure_interleaved([Sleeping()])
+    assert measurement.contention.delays_threads is delayed
+    warnings = measurement.contention.contention_warnings
+    assert len(warnings) == delayed
+    assert all("compare the CPU times" in warning for warning in warnings)
+
+
+def test_the_cpu_time_of_other_processes_is_counted_without_that_of_this_process():
+    own, others = time.process_time(), read_other_cpu_seconds()
+    command = [sys.executable, "-c", "sum(range(60_000_000))"]
+    subprocess.run(command, check=True)
+    while time.process_time() - own < 0.3:
+        pass
+    used = read_other_cpu_seconds() - others
+    children = os.times().children_user
+    assert children > 0.2
+    assert used >= 0.8 * children
+
+
+def test_cpu_seconds_leave_out_waiting(monkeypatch):
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", time_interleaved_rounds)
+
+    class Busy(Sleeping):
+        def __call__(self, inputs):
+            super().__call__(inputs)
+            end = time.process_time() + 2 * SECONDS
+            while time.process_time() < end:
+                pass
+
+    idle, busy = Measurement(np.zeros((2, 1))).count_cpu_seconds([Sleeping(), Busy()])
+    assert idle < SECONDS / 2
+    assert 2 * SECONDS <= busy < 4 * SECONDS
 
 
 def test_a_warning_follows_a_measurement_beside_other_processes(monkeypatch):

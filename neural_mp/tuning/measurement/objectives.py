@@ -25,6 +25,7 @@ from neural_mp.profiling import (
     estimate_uncontended_latency,
     make_concurrent_runs,
     measure_cpu_share,
+    read_other_cpu_seconds,
     time_interleaved_rounds,
 )
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
@@ -51,6 +52,11 @@ _LEAST_BURSTS = 10
 _FINALIST_RATIO = 1.25
 #: Fraction of a CPU below which other processes slow the runs, and the seconds that one holds.
 _LEAST_SHARE, _SHARE_HOLDS_SECONDS = 0.9, 5.0
+#: Minimum seconds of a measurement in which the CPU time of others is counted; the system counts
+#: it in hundredths of a second.
+_LEAST_WATCH_SECONDS = 0.2
+#: Seconds of the rounds in which CPU seconds are counted.
+_CPU_SECONDS = 0.1
 
 
 @dataclass
@@ -58,10 +64,12 @@ class Contention:
     """Other processes on the CPUs, looked for every few seconds.
 
     Attributes:
-        was_seen: whether a measurement was affected.
+        was_seen: whether a measurement of one thread was affected.
+        delays_threads: whether several threads had to wait for their CPUs in a measurement.
     """
 
     was_seen: bool = False
+    delays_threads: bool = False
     _is_present: bool = False
     _until: float = 0.0
 
@@ -73,14 +81,33 @@ class Contention:
         self.was_seen = self.was_seen or self._is_present
         return self._is_present
 
+    @contextmanager
+    def watch_threads(self, threads: int) -> Iterator[None]:
+        """Notice if others leave fewer CPUs than these threads during a measurement."""
+        begun, others = time.perf_counter(), read_other_cpu_seconds()
+        yield
+        seconds = time.perf_counter() - begun
+        if seconds >= _LEAST_WATCH_SECONDS:
+            load = (read_other_cpu_seconds() - others) / seconds
+            if detect().cores - load < _LEAST_SHARE * threads:
+                self.delays_threads = True
+
     @property
     def contention_warnings(self) -> tuple[str, ...]:
-        """A warning if a measurement was affected."""
-        warning = (
-            "other processes used the CPU during the run, so latencies measured meanwhile are CPU "
-            "seconds of one thread, without waiting; stop these processes to measure by the clock"
-        )
-        return (warning,) if self.was_seen else ()
+        """Warnings if a measurement was affected."""
+        warnings = []
+        if self.was_seen:
+            warnings.append(
+                "other processes used the CPU during the run, so latencies measured meanwhile are "
+                "CPU seconds of one thread, without waiting; stop these processes to measure by "
+                "the clock"
+            )
+        if self.delays_threads:
+            warnings.append(
+                "other processes used the CPUs during the run, so the threads of the models waited "
+                "for each other; compare the CPU times in the report, or stop these processes"
+            )
+        return tuple(warnings)
 
 
 @dataclass(frozen=True)
@@ -139,8 +166,13 @@ class Measurement:
     @property
     def uses_cpu_seconds(self) -> bool:
         """Whether runs are timed in CPU seconds now: on one thread, beside other processes."""
-        threads = self.threads or read_omp_threads() or detect().cores
-        return threads == 1 and self.streams is None and self.contention.is_present()
+        is_single = self.num_threads == 1 and self.streams is None
+        return is_single and self.contention.is_present()
+
+    @property
+    def num_threads(self) -> int:
+        """The number of threads of a model, or of all concurrent callers together."""
+        return self.threads or read_omp_threads() or detect().cores
 
     @property
     def batch_size(self) -> int:
@@ -208,6 +240,20 @@ class Measurement:
             ),
         )
 
+    def count_cpu_seconds(self, models: Sequence[AnyModel]) -> list[float]:
+        """Return the CPU seconds of all threads per batch of warm models, in few rounds."""
+        runs = [partial(model, self.inputs) for model in models]
+        with self.limit_threads(models):
+            rounds = time_interleaved_rounds(
+                runs,
+                in_cpu_seconds=True,
+                warmup=0,
+                iterations=1,
+                least_seconds=_CPU_SECONDS,
+                time_limit=_CPU_SECONDS,
+            )
+        return [min(seconds) for seconds in rounds]
+
     def _time_models(
         self,
         models: Sequence[AnyModel],
@@ -228,6 +274,8 @@ class Measurement:
         in_cpu_seconds = self.uses_cpu_seconds
         earlier = () if in_cpu_seconds else earlier
         with self.limit_threads(models), ExitStack() as callers:
+            if self.num_threads > 1:
+                callers.enter_context(self.contention.watch_threads(self.num_threads))
             if self.streams is not None:
                 for run in runs:
                     run()

@@ -102,9 +102,12 @@ def _report(folder: Path, url: str) -> None:
     command_here("report", "x", "--storage", url, "--output", str(folder / "page.html"))
 
 
-def _tune(folder: Path, url: str) -> None:
-    file = _write_job(folder, f"storage: {_quoted(url)}")
-    command_here("tune", str(file), "--output", "out")
+def _tune_with(key: str) -> Callable[[Path, str], None]:
+    def use(folder: Path, url: str) -> None:
+        file = _write_job(folder, f"{key}: {_quoted(url)}")
+        command_here("tune", str(file), "--output", "out")
+
+    return use
 
 
 def _tune_jobs(folder: Path, url: str) -> None:
@@ -126,9 +129,9 @@ _USES: dict[str, Callable[[Path, str], None]] = {
     "beginning a history": _begin_a_history,
     "a run": _run,
     "report": _report,
-    "tune": _tune,
+    "tune": _tune_with("storage"),
     "tune-many": _tune_jobs,
-    "a strategy": _name_another_key("strategy"),
+    "a strategy": _tune_with("strategy"),
     "a key that is misspelled": _name_another_key("storrage"),
     "an objective": _name_another_key("timeout"),
 }
