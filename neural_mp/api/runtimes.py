@@ -52,7 +52,8 @@ _MAX_COMPARED, _COMPARED_SAMPLES = 4, 8
 _OTHER_SIZES = (1, 3)
 #: Rounds that select the runtimes that are also timed in lower precisions, and plans in each.
 _FIRST_ROUNDS = 5
-#: Plans slower than the fastest of a runtime by this factor in the first rounds are dropped.
+#: Plans slower than the fastest of a runtime by this factor in the first rounds are dropped, and
+#: runtimes slower than those timed in INT8 are timed without.
 _SLOWER_RATIO = 1.25
 
 Load = Callable[[], AnyModel]
@@ -79,6 +80,11 @@ class RuntimeCandidate:
     rounds: Sequence[float] = ()
     int8_rounds: Sequence[float] = ()
     low_float_rounds: Sequence[float] = ()
+
+    @property
+    def is_in_fp32_only(self) -> bool:
+        """Whether the model was timed in no lower precision."""
+        return not self.int8_rounds and not self.low_float_rounds
 
     @property
     def fastest_rounds(self) -> Sequence[float]:
@@ -197,12 +203,7 @@ class RuntimeChoice:
         own = timed[0]
         winner = timed[select_runtime([candidate.fastest_rounds for candidate in timed])]
         reasons = {
-            entry.framework: (
-                f"{estimate_latency_ratio(own.fastest_rounds, entry.fastest_rounds)} "
-                f"the speed of {own.framework}"
-            )
-            for entry in timed
-            if entry is not own
+            entry.framework: _describe_speed(entry, own) for entry in timed if entry is not own
         }
         by_name = {candidate.framework: candidate for candidate in timed}
         candidates = [by_name.get(candidate.framework, candidate) for candidate in candidates]
@@ -323,8 +324,10 @@ class RuntimeChoice:
         if self.calibration is not None and count:
             first = self.measurement.time_fastest_of(models, _FIRST_ROUNDS)
             order = sorted(range(len(models)), key=first.__getitem__)
-            for rank, index in enumerate(order):
-                forms = self._select_low_models(models[index], has_int8=rank < count)
+            # Runtimes that are nearly as fast as the last one are compared in the same precision.
+            longest = _SLOWER_RATIO * first[order[min(count, len(order)) - 1]]
+            for index in order:
+                forms = self._select_low_models(models[index], has_int8=first[index] <= longest)
                 low += [(index, form) for form in forms]
 
         def with_rounds(rounds: Sequence[Sequence[float]]) -> list[RuntimeCandidate]:
@@ -426,6 +429,15 @@ def _select_fp32_rivals(
         and entry.model is not None
         and (index == 0 or estimate_latency_ratio(entry.rounds, winner.rounds).low < 1)
     )
+
+
+def _describe_speed(candidate: RuntimeCandidate, source: RuntimeCandidate) -> str:
+    """Return the speed of a candidate over the source as text, with the precisions if unequal."""
+    ratio = estimate_latency_ratio(source.fastest_rounds, candidate.fastest_rounds)
+    text = f"{ratio} the speed of {source.framework}"
+    if candidate.is_in_fp32_only == source.is_in_fp32_only:
+        return text
+    return f"{text}, {'' if candidate.is_in_fp32_only else 'which was '}timed in FP32 only"
 
 
 def _iterate_compiled_candidate(source: AnyModel) -> Iterator[RuntimeCandidate]:

@@ -64,12 +64,12 @@ def shifted(by: float) -> Counted:
 
 @pytest.fixture
 def timed(monkeypatch) -> list[Sequence[partial[Any]]]:
-    """The runs of each measurement, none of which is made."""
+    """The runs of each measurement, none of which is made; each is slower than the one before."""
     measured: list[Sequence[partial[Any]]] = []
 
     def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
         measured.append(runs)
-        return [[0.001] * 20 for _ in runs]
+        return [[0.001 * (index + 1)] * 20 for index, _ in enumerate(runs)]
 
     monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
     return measured
@@ -117,7 +117,7 @@ def test_slow_models_that_just_ran_are_warmed_up_once(monkeypatch):
     choice_of(counted(), Effort.NORMAL).choose_fastest()
     runs = Counter(id(model) for model in called if model.conversions.quantize)
     converted, warm_up, rounds = 1, 1, 3  # as few rounds as there may be
-    assert sorted(runs.values()) == [converted + warm_up + rounds] * 2
+    assert sorted(runs.values()) == [converted + warm_up + rounds] * 3  # all as fast in FP32
 
 
 @pytest.mark.slow
@@ -129,6 +129,28 @@ def test_the_effort_decides_how_many_runtimes_are_timed_in_int8(effort, converte
     assert sum(entry.int8_latency is not None for entry in figures) == converted
     assert sum(entry.latency is not None for entry in figures) == 3
     assert [len(models) for models in timed] == ([3] if not converted else [3, 3 + converted])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("third", "is_compared"), [(1.2e-3, True), (1.6e-3, False)])
+def test_a_runtime_is_compared_in_int8_or_said_to_be_compared_in_fp32(
+    monkeypatch, third, is_compared
+):
+    """The third runtime in FP32: nearly as fast as the second, or much slower."""
+    fp32_seconds = {"pytorch": 0.9e-3, "openvino": 1e-3, "onnxrt": third}
+
+    def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
+        return [
+            [4e-4 if run.func.conversions.quantize else fp32_seconds[run.func.adaptor.framework]]
+            * 20
+            for run in runs
+        ]
+
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", rounds)
+    figures = choice_of(counted(), Effort.NORMAL).choose_fastest().figures
+    onnxrt = next(entry for entry in figures if entry.framework == "onnxrt")
+    assert (onnxrt.int8_latency is not None) is is_compared
+    assert ("timed in FP32 only" in onnxrt.reason) is not is_compared
 
 
 @pytest.mark.slow
