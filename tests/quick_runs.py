@@ -96,12 +96,13 @@ def _measured(
     models: Sequence[AnyModel],
     longer: int = 1,
     earlier: Sequence[Sequence[float]] = (),
+    is_patient: bool = True,
 ) -> list[list[float]]:
     if isinstance(self, _Shown):
         return _in_three_rounds(self).measure_interleaved(models)
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = _in_three_rounds(self), 1
-    return _measured_rounds(self, models, longer, earlier)
+    return _measured_rounds(self, models, longer, earlier, is_patient)
 
 
 def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[float]:

@@ -114,8 +114,8 @@ def select_plan(
     uncertain = [trial for trial in lowered if trial.outcome is Outcome.UNCERTAIN]
     slower: list[Trial] = []
     while waiting or uncertain:
-        chosen = _select_finalists(job, waiting or uncertain)
-        uncertain = uncertain if waiting else []
+        is_proven, chosen = bool(waiting), _select_finalists(job, waiting or uncertain)
+        uncertain = uncertain if is_proven else []
         waiting = [trial for trial in waiting if trial not in chosen]
         first, plan = chosen[0], plans[chosen[0].plan]
         is_final = job.target is not None or first.number in measured_alone
@@ -124,7 +124,8 @@ def select_plan(
             selection = with_figures(first, plan, model.convert_by_plan(plan))
             return replace(selection, slower_than_fp32=slow, remeasured=(*slow, first))
         models = [job.model, *(model.convert_by_plan(plans[trial.plan]) for trial in chosen)]
-        baseline, *candidates = job.measurement.measure_rounds(models, longer=_LONGER)
+        rounds = job.measurement.measure_rounds(models, longer=_LONGER, is_patient=is_proven)
+        baseline, *candidates = rounds
         measured = [
             _with_latency(job, trial, plans[trial.plan], baseline, seconds)
             for trial, seconds in zip(chosen, candidates, strict=True)

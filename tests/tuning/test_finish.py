@@ -26,7 +26,7 @@ class Measured:
         self.shares, self.objectives, self.asked = shares, objectives, []
         self.min_speedup = min_speedup
 
-    def measure_rounds(self, models, longer=1):
+    def measure_rounds(self, models, **_):
         self.asked.append(models)
         return [[self.shares.get(model, 1.0)] * 9 for model in models]
 
@@ -152,7 +152,7 @@ def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     spread = estimate_latency_ratio(candidate, baseline)
     assert spread.value < 0.97
     assert spread.low < 0.95 < 0.97 < spread.high
-    run.measurement.measure_rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
+    run.measurement.measure_rounds = lambda models, **_: [baseline, candidate][: len(models)]
     choice = chosen(run, [trial("a", 0.9, 0)])
     assert choice.model is run.model
     reason = explain_fp32_result(run, choice.slower_than_fp32, 0.9)
@@ -165,7 +165,7 @@ def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
 def test_without_a_minimum_gain_any_gain_that_is_sure_wins(least, share, wins, seed):
     baseline, candidate = noisy_rounds(share, 2000, 0.001, seed)
     run = job({}, least=least)
-    run.measurement.measure_rounds = lambda models, longer=1: [baseline, candidate][: len(models)]
+    run.measurement.measure_rounds = lambda models, **_: [baseline, candidate][: len(models)]
     assert (chosen(run, [trial("a", 0.9, 0)]).model == "a") is wins
 
 

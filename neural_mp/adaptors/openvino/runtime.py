@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import ml_dtypes
 import numpy as np
@@ -225,6 +227,7 @@ class Runner:
                 _Request(self._compiled.create_infer_request()) for _ in range(streams or 1)
             ]
             self._turns = itertools.count()
+            _RUNNERS.add(self)
         except Exception as error:
             # The bindings raise RuntimeError and types of their own.
             logger.debug("no compiled model", exc_info=True)
@@ -249,7 +252,10 @@ class Runner:
 
         Raises:
             ConversionError: a kernel fails.
+            ForkError: the parent of this forked process was running the model at the fork.
         """
+        if not self._requests:
+            check_process("OpenVINO")
         try:
             request = self._select_request()
             # An interrupt may come at any moment; of all ways to lock, only this one then unlocks.
@@ -261,6 +267,10 @@ class Runner:
         if self._plain:
             return list(results)
         return [in_own_type(results[index], kind) for index, kind in enumerate(self._outputs)]
+
+    def drop_running_requests(self) -> None:
+        """Use none of the requests that are running from now on."""
+        self._requests = [request for request in self._requests if not request.lock.locked()]
 
     def _select_request(self) -> _Request:
         """Return a request that is idle, or one to wait for."""
@@ -341,6 +351,26 @@ class Runner:
         return [0.0 if time == _NOT_EXECUTED else float(time) for time in times]
 
 
+#: All runners of the process.
+_RUNNERS: WeakSet[Runner | ShapedRunner] = WeakSet()
+
+
+def _leave_running_requests() -> None:
+    """Leave the requests and locks that other threads of the parent held at a fork.
+
+    These threads do not exist in the child, so their runs never end there.
+    """
+    for runner in _RUNNERS:
+        if isinstance(runner, ShapedRunner):
+            runner.lock = Lock()
+        else:
+            runner.drop_running_requests()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_running_requests)
+
+
 def _check_shapes(model: ov.Model, compiled: ov.Model) -> None:
     """Check that a compiled graph has outputs of the shapes of its model.
 
@@ -404,6 +434,9 @@ class ShapedRunner:
         example: the shapes.
         streams: as for `Runner`.
         rounds: whether casts to bfloat16 must round: those of the user, not of a plan.
+
+    Attributes:
+        lock: held while a form is compiled or selected.
     """
 
     def __init__(
@@ -413,7 +446,8 @@ class ShapedRunner:
         self._example = example if _may_be_fixed(model, rounds) else None
         self._fixed: Runner | None = None
         self._dynamic: Runner | None = None
-        self._lock = Lock()
+        self.lock = Lock()
+        _RUNNERS.add(self)
 
     def __call__(self, feeds: Sequence[Array]) -> list[Array]:
         """Return all outputs for inputs in the order of the model.
@@ -421,7 +455,7 @@ class ShapedRunner:
         Raises:
             ConversionError: OpenVINO rejects the model, or a kernel fails.
         """
-        with self._lock:
+        with self.lock:
             as_example = tuple(value.shape for value in feeds) == self._example
             runner = self._compile_for_example() if as_example else self._compile_for_all()
         return runner(feeds)

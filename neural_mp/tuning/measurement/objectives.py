@@ -44,6 +44,8 @@ _FEW_ROUNDS = 20
 _CLEAR_SECONDS, _CLEAR_RATIO = 1.0, 1.5
 #: Models slower than the fastest by this factor in every run take no further part.
 _LOSING_RATIO = 1.3
+#: Patience of a measurement of threads that wait for other processes: more rounds hardly help.
+_BUSY_PATIENCE = 2.0
 #: Confidence intervals narrower than this fraction need no more rounds.
 _RESOLUTION = 0.005
 #: Minimum number of rounds in which several callers run at a time.
@@ -191,7 +193,11 @@ class Measurement:
         return [min(seconds) for seconds in brief._time_models(models)]
 
     def measure_rounds(
-        self, models: Sequence[AnyModel], longer: int = 1, earlier: Sequence[Sequence[float]] = ()
+        self,
+        models: Sequence[AnyModel],
+        longer: int = 1,
+        earlier: Sequence[Sequence[float]] = (),
+        is_patient: bool = True,
     ) -> list[list[float]]:
         """Return seconds per batch of several models, FP32 first, in every interleaved round.
 
@@ -203,8 +209,9 @@ class Measurement:
             longer: multiple of the usual duration.
             earlier: for each of two models, the seconds of rounds just measured, or of further runs
                 if the verdict `is_clear`. Further rounds of slow models are made only until then.
+            is_patient: whether rounds are added until the verdict is certain.
         """
-        judged = is_latency_only(self.objectives) and len(models) > 1
+        judged = is_latency_only(self.objectives) and len(models) > 1 and is_patient
         decides = self._all_decided if judged else None
         return self._time_models(models, longer, decides, earlier, drops=True)
 
@@ -241,7 +248,15 @@ class Measurement:
         )
 
     def count_cpu_seconds(self, models: Sequence[AnyModel]) -> list[float]:
-        """Return the CPU seconds of all threads per batch of warm models, in few rounds."""
+        """Return the CPU seconds of all threads per batch of warm models, in few rounds.
+
+        Threads that wait for each other use the CPU, too: if other processes delay them, the models
+        run on one thread.
+        """
+        if self.contention.delays_threads:
+            return replace(
+                self, threads=1, streams=None, contention=Contention()
+            ).count_cpu_seconds(models)
         runs = [partial(model, self.inputs) for model in models]
         with self.limit_threads(models):
             rounds = time_interleaved_rounds(
@@ -290,7 +305,9 @@ class Measurement:
                 time_limit=self.time_limit * duration,
                 block_seconds=_BLOCK_SECONDS,
                 decides=decides,
-                patience=self.limits.patience,
+                patience=min(self.limits.patience, _BUSY_PATIENCE)
+                if self.contention.delays_threads
+                else self.limits.patience,
                 earlier=earlier,
                 suffices=self.is_clear if earlier else None,
                 loses=_loses if drops else None,
