@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 #: Seconds after which a child counts as blocked.
-_LIMIT_SECONDS = 100
+_LIMIT_SECONDS = 300
 _FRAMEWORKS = ("onnxrt", "openvino", "pytorch", "tensorflow")
 _BATCH = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
 NAME = "forks"
