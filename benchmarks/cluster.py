@@ -47,7 +47,7 @@ from neural_mp.tuning.evaluation.early_stopping import RunningValues
 from neural_mp.tuning.evaluation.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.executors import Executor, WorkerPayload, get_executor_named, read_workers
 from neural_mp.tuning.executors.contract import Workers
-from neural_mp.tuning.executors.ray_nodes import WATCHFUL
+from neural_mp.tuning.executors.ray_cluster import WATCHFUL
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 

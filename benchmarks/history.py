@@ -28,7 +28,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.history import History, get_storage_url
 from neural_mp.runs.lease import RUN_TABLE
 from neural_mp.runs.registry import run_names
-from neural_mp.util.optuna_logging import silence_optuna_log
+from neural_mp.util.optional_packages import silence_optuna_log
 
 #: Trials that every writer writes.
 TRIALS = 20

@@ -122,7 +122,7 @@ class TwoMachines:
     """Two network namespaces that a cable joins; with what they take away again in the end."""
 
     def __init__(self, folder: Path) -> None:
-        from neural_mp.tuning.executors.ray_nodes import WATCHFUL
+        from neural_mp.tuning.executors.ray_cluster import WATCHFUL
 
         self._folder = folder
         self._names = [f"nmp-{letter}-{os.getpid()}" for letter in "ab"]

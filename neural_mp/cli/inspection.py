@@ -333,7 +333,7 @@ def audit(
 def _audit_for_target(
     out: Output, model: str, target: str, data: Path | None, samples: int
 ) -> None:
-    from neural_mp.api.target_audit import audit_file
+    from neural_mp.api.targets import audit_file
     from neural_mp.reporting import target_audit_tables
 
     with out.show_progress(f"Auditing {model} for {target}"):

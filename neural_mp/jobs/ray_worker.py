@@ -15,7 +15,7 @@ from neural_mp.core import hardware
 from neural_mp.jobs.worker_pool import JobRunner, WorkerLostError
 from neural_mp.tuning.executors import get_executor_named
 from neural_mp.tuning.executors.contract import Workers
-from neural_mp.tuning.executors.ray_nodes import ClusterNodes, NumericalTraits, run_on_node
+from neural_mp.tuning.executors.ray_cluster import ClusterNodes, NumericalTraits, run_on_node
 from neural_mp.tuning.job_outcome import JobOutcome
 
 logger = logging.getLogger(__name__)

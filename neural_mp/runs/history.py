@@ -43,7 +43,7 @@ from neural_mp.runs.report import (
     output_nsr_in,
 )
 from neural_mp.runs.sqlite_checks import make_file_url
-from neural_mp.util.optuna_logging import silence_optuna_log
+from neural_mp.util.optional_packages import silence_optuna_log
 from neural_mp.util.validators import Validator, file_path, validate_option, without_nul
 
 if TYPE_CHECKING:

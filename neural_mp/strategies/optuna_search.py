@@ -20,8 +20,7 @@ from neural_mp.strategies.decisions import (
     decision_levels,
     iterate_combinations,
 )
-from neural_mp.util.optional_packages import install_command
-from neural_mp.util.optuna_logging import silence_optuna_log
+from neural_mp.util.optional_packages import install_command, silence_optuna_log
 
 if TYPE_CHECKING:
     import optuna

@@ -1,8 +1,10 @@
-"""Packages that this one can do without: their installation, and the data frames of pandas."""
+"""Packages that this one can do without: installation, pandas's data frames, Optuna's log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,3 +42,19 @@ def create_data_frame(columns: Mapping[str, Sequence[object]], index: str) -> An
             f"a data frame requires pandas: {install_command('pandas')}"
         ) from error
     return pd.DataFrame(dict(columns)).set_index(index)
+
+
+@contextmanager
+def silence_optuna_log() -> Iterator[None]:
+    """Limit Optuna's log to warnings in this context."""
+    with warnings.catch_warnings():
+        # In a notebook without widgets, the first import warns about Optuna's own progress bar.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        import optuna
+
+    previous = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(previous)

@@ -9,7 +9,7 @@ from command_here import run_main
 from onnx_nets import graph, op
 
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
-from neural_mp.api.target_audit import audit_file
+from neural_mp.api.targets import audit_file
 from neural_mp.cli.errors import ExitCode
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError

@@ -21,7 +21,7 @@ from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import build_metric
 from neural_mp.tuning import trial_runner
 from neural_mp.tuning.evaluation import sharding
-from neural_mp.tuning.executors import ray_nodes
+from neural_mp.tuning.executors import ray_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -178,13 +178,13 @@ def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, joined, tmp_
 
 
 def test_a_node_that_computes_in_another_way_gets_no_work(converter, joined, monkeypatch):
-    original = ray_nodes.NumericalTraits.of_this_machine
+    original = ray_cluster.NumericalTraits.of_this_machine
 
     def other_version(kind):
-        return ray_nodes.NumericalTraits({**original(kind).values, "onnxruntime": "1.0"})
+        return ray_cluster.NumericalTraits({**original(kind).values, "onnxruntime": "1.0"})
 
     # Only this process is changed, not those of the nodes.
-    monkeypatch.setattr(ray_nodes.NumericalTraits, "of_this_machine", other_version)
+    monkeypatch.setattr(ray_cluster.NumericalTraits, "of_this_machine", other_version)
     converter.workers = {"engine": "ray", "address": joined.address}
     with pytest.raises(TuningError, match=r"node .* is excluded: onnxruntime is .*, here 1\.0"):
         converter()
@@ -207,7 +207,7 @@ def test_joining_a_cluster_leaves_the_handler_of_sigterm(cluster):
     code = """
 import signal, sys
 from neural_mp.tuning.executors.contract import Workers
-from neural_mp.tuning.executors.ray_nodes import ClusterNodes
+from neural_mp.tuning.executors.ray_cluster import ClusterNodes
 
 signal.signal(signal.SIGTERM, lambda *arguments: None)
 handler = signal.getsignal(signal.SIGTERM)

@@ -22,7 +22,7 @@ from neural_mp.runs import lease
 from neural_mp.runs.history import History, get_storage_url, read_record
 from neural_mp.runs.lease import RunRow
 from neural_mp.runs.registry import run_names
-from neural_mp.util.optuna_logging import silence_optuna_log
+from neural_mp.util.optional_packages import silence_optuna_log
 from neural_mp.util.system.processes import ProcessIdentity
 
 ABOUT = {"model": "1" * 16, "criterion": "1 %"}

@@ -18,7 +18,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.runs.history import History, get_storage_url, read_record
 from neural_mp.runs.registry import run_names
-from neural_mp.util.optuna_logging import silence_optuna_log
+from neural_mp.util.optional_packages import silence_optuna_log
 
 FIRST, SECOND = "1" * 16, "2" * 16
 

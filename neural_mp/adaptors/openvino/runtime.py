@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,8 +31,7 @@ from neural_mp.adaptors.openvino.ops import (
 )
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
-from neural_mp.util.system.forks import check_process
-from neural_mp.util.system.signal_stack import preserve_signal_stack
+from neural_mp.util.system.processes import check_process
 from neural_mp.util.system.watched_thread import watch_calls
 
 logger = logging.getLogger(__name__)
@@ -503,3 +504,33 @@ def _count_steps_between_layers(nodes: Iterable[ov.Node]) -> int:
         sources = (steps[value.get_node().get_name()] for value in node.input_values())
         steps[name] = 0 if is_layer else 1 + max(sources, default=0)
     return max(steps.values(), default=0)
+
+
+class _Stack(ctypes.Structure):
+    """`stack_t` of Linux (`sigaltstack(2)`)."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("nbytes", ctypes.c_size_t),
+    )
+
+
+@contextmanager
+def preserve_signal_stack() -> Iterator[None]:
+    """Restore the alternate signal stack of the calling thread on exit; no effect but on Linux.
+
+    Where a CPU has AMX, OpenVINO (2026.4) sets one for each of its plugins, and frees the memory
+    with the plugin. If another thread does that, or the plugins end in another order than that of
+    their start, the next signal of this thread ends the process.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    library, stack = ctypes.CDLL(None), _Stack()
+    is_known = library.sigaltstack(None, ctypes.byref(stack)) == 0
+    try:
+        yield
+    finally:
+        if is_known:
+            library.sigaltstack(ctypes.byref(stack), None)

@@ -43,7 +43,7 @@ from neural_mp.adaptors.pytorch.kernels import float_kernels
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectCalls
 from neural_mp.core.enums import COMPILED_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
-from neural_mp.util.system.forks import check_process
+from neural_mp.util.system.processes import check_process
 
 
 class PyTorchAdaptor(Adaptor[TorchModel]):

@@ -42,7 +42,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Device, Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import tree_leaves
-from neural_mp.util.system.forks import check_process
+from neural_mp.util.system.processes import check_process
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Python subprocesses that never import modules from the working directory.
+"""Python subprocesses that never import modules from the working directory, and forks.
 
 With `-m` or `-c`, Python searches the working directory first, so an untrusted file there, such as
 `json.py`, would be executed.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, ForkError
 from neural_mp.util.json_fields import JsonFields
 
 _START = (
@@ -148,3 +148,26 @@ def _read_pid_namespace() -> str:
         return f"{_BOOT.read_text().strip()} {_PID_NAMESPACE.readlink()}"
     except OSError:  # not Linux
         return hashlib.sha256(platform.node().encode()).hexdigest()
+
+
+#: Runtime → process that used its threads first; a forked child inherits the entry.
+_PROCESSES: dict[str, int] = {}
+
+
+def check_process(runtime: str, remedy: str = "") -> None:
+    """Note that this process uses the threads of a runtime.
+
+    Args:
+        runtime: the name for messages.
+        remedy: what else helps, beside loading in the child and other ways to start children.
+
+    Raises:
+        ForkError: a parent of this process used them before the fork.
+    """
+    process = os.getpid()
+    if _PROCESSES.setdefault(runtime, process) != process:
+        raise ForkError(
+            f"{runtime} must not be used in a child that was forked after {runtime} ran in its "
+            f"parent, since calls may block for ever; use {runtime} in the child only, or start "
+            f"the child by multiprocessing.get_context('spawn'){remedy}"
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from neural_mp.adaptors.common.counterparts import KnownKinds, match_ops
 from neural_mp.adaptors.openvino.ops import TYPES as THERE
 from neural_mp.adaptors.tensorflow.graph.ops import TYPES as HERE
+from neural_mp.adaptors.transfer import KnownKinds, match_ops
 from neural_mp.core.graph import Op, OpGraph
 
 

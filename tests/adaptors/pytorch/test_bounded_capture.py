@@ -16,7 +16,7 @@ import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.capture import graph_capture, module_capture, taken_paths
 from neural_mp.adaptors.pytorch.files import onnx_export, storage
-from neural_mp.adaptors.pytorch.graph import dynamic_shapes, symbolic_time
+from neural_mp.adaptors.pytorch.graph import dynamic_shapes, tracing
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, find_fixed_axes
 from neural_mp.adaptors.pytorch.pt2 import archive
@@ -48,8 +48,8 @@ class Windows(nn.Module):
 
 @pytest.fixture
 def limit(monkeypatch):
-    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS", 0.2)
-    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
+    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", 0.2)
+    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_a_folder_whose_export_takes_too_long_holds_fewer_dynamic_axes(
     sequence_result, tmp_path, monkeypatch, caplog, request
 ):
     request.getfixturevalue("limit")
-    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS", 1.0)  # the export itself takes .1
+    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", 1.0)  # the export itself takes .1
     for fewest, accepted, refused in ((2, (3, 5), (2, 7)), (1, (2, 5), (3, 5))):
         slow_down_exports(monkeypatch, fewest)
         caplog.clear()
@@ -171,7 +171,7 @@ def test_decompositions_that_take_too_long_with_fixed_sizes_are_an_error(
 ):
     pytest.importorskip("onnxscript")
     request.getfixturevalue("limit")
-    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS", 1.0)  # the export itself takes .1
+    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", 1.0)  # the export itself takes .1
     monkeypatch.setattr(onnx_export, "_is_decomposed", lambda *_: True)
     decompose = torch.export.ExportedProgram.run_decompositions
     calls: list[object] = []
@@ -250,7 +250,7 @@ def test_modules_that_remain_after_the_time_stay_as_in_the_model(monkeypatch):
 
 @pytest.mark.usefixtures("limit")
 def test_the_error_says_that_the_time_for_modules_has_passed(monkeypatch):
-    monkeypatch.setattr(symbolic_time, "MAX_EXPORT_SECONDS", -1.0)
+    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", -1.0)
     with pytest.raises(CaptureError, match="1 module from 'layers' on stayed"):
         load_in_modules(0.0, monkeypatch)
 

@@ -28,7 +28,7 @@ from neural_mp.adaptors.pytorch.capture.trial_run import (
     switch_to_inference,
     try_out,
 )
-from neural_mp.adaptors.pytorch.graph import symbolic_time
+from neural_mp.adaptors.pytorch.graph import tracing
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, find_float_dtype, has_axes
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
     SIZES,
@@ -152,7 +152,7 @@ def _prepare_for_export(module: nn.Module, run: TrialRun, is_filled: bool) -> It
 
 def _limit_export_time(module: nn.Module, axes: str) -> AbstractContextManager[None]:
     """Limit the time of an export, except for the last attempt, without dynamic axes."""
-    return nullcontext() if axes == "none" else symbolic_time.limit_symbolic_time(module)
+    return nullcontext() if axes == "none" else tracing.limit_symbolic_time(module)
 
 
 class Enclosed(nn.Module):
@@ -327,7 +327,7 @@ def graph_of_given(program: ExportedProgram) -> GraphModule:
         CaptureError: the sizes of the program are too complex.
     """
     try:
-        with symbolic_time.limit_symbolic_time(program.graph_module):
+        with tracing.limit_symbolic_time(program.graph_module):
             return convert_to_graph(program)
     except TimeLimitError as error:
         raise CaptureError(

@@ -34,7 +34,7 @@ from neural_mp.adaptors.common.signatures.signature import remember_layout
 from neural_mp.adaptors.pytorch.capture import graph_capture
 from neural_mp.adaptors.pytorch.capture.trial_run import run_in_place, run_once, switch_to_inference
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
-from neural_mp.adaptors.pytorch.graph import symbolic_time
+from neural_mp.adaptors.pytorch.graph import tracing
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, copy_tensor
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, list_flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
@@ -196,7 +196,7 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> CapturedParts:
     Raises:
         CaptureError: if no module can be captured.
     """
-    limit = MAX_EXPORTS * symbolic_time.max_symbolic_seconds(shell)
+    limit = MAX_EXPORTS * tracing.max_symbolic_seconds(shell)
     end = time.thread_time() + limit
     capturer = _ModuleCapturer(shell, call, watch_calls(shell, call), end)
     capturer.capture_children(shell, "")

@@ -21,7 +21,7 @@ from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch.capture.graph_capture import silence_export_logs, use_export
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
-from neural_mp.adaptors.pytorch.graph import symbolic_time
+from neural_mp.adaptors.pytorch.graph import tracing
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import Sizes
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
@@ -324,7 +324,7 @@ def decomposed_if_needed(program: ExportedProgram) -> ExportedProgram:
         modules = program.graph_module.modules()
         graphs = (module.graph for module in modules if isinstance(module, GraphModule))
         if not table or any(_is_decomposed(n, table) for graph in graphs for n in graph.nodes):
-            with symbolic_time.limit_symbolic_time(program.graph_module):
+            with tracing.limit_symbolic_time(program.graph_module):
                 return decompose(decomp_table, *more, **options)
         return program
 

@@ -26,7 +26,7 @@ from torch._export.serde.serialize import (
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.graph import symbolic_time
+from neural_mp.adaptors.pytorch.graph import tracing
 from neural_mp.adaptors.pytorch.graph.tracing import TRACING
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
 from neural_mp.adaptors.pytorch.pt2.program_checks import check_arguments
@@ -97,7 +97,7 @@ def read_program(path: Path) -> ExportedProgram:
                 f"{format_located_error(error)}"
             ) from error
     try:
-        seconds = symbolic_time.limit_symbolic_time(artifact.exported_program.count(_OP_KEY))
+        seconds = tracing.limit_symbolic_time(artifact.exported_program.count(_OP_KEY))
         with _parse_sizes_once(), seconds:
             program = deserialize(artifact)
             check_arguments(program, _check_archive_tensors(program))

@@ -38,7 +38,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     replace_constants,
 )
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
-from neural_mp.util.system.forks import check_process
+from neural_mp.util.system.processes import check_process
 from neural_mp.util.system.watched_thread import watch_calls
 
 logger = logging.getLogger(__name__)
