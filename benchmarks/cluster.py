@@ -31,8 +31,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.measurement.search_data import Accuracy, Digits
+from benchmarks.measurement.search_data import Digits
 from benchmarks.nets.search_nets import search_net
+from benchmarks.real.metrics import Accuracy
 from neural_mp import MixedPrecision, common
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.job_builder import JobBuilder
@@ -117,7 +118,7 @@ class Task:
             calib_dataloader=common.DataLoader(samples, batch_size=BATCH),
         )
         log = RunLog()
-        job, _ = JobBuilder(converter, Settings(), None, log).build_job()
+        job, _ = JobBuilder(converter, Settings(), log).build_job()
         plan_evaluator = TimedAssessor(
             calibrate_model(job, log, Deadline()),
             job.evaluator,

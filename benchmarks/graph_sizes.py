@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.children import ChildError, run_child
-from benchmarks.measurement.peak import peak_memory
+from benchmarks.measurement.clock import peak_memory
 from benchmarks.nets import chains
 
 WAYS = ("plain", "inspect")

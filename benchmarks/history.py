@@ -2,9 +2,10 @@
 
     python -m benchmarks.history --runs 10000 --models 100
     python -m benchmarks.history --writers 16 [--storage postgresql://…]
+    python -m benchmarks.history --jobs 10000
 
 Runs are written into SQLite by Optuna's own tables in one transaction: through its interface that
-would take an hour.
+would take an hour. `--jobs` times `tune-many` where so many jobs are finished already.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ from typing import Any
 import optuna
 import sqlalchemy
 
+from neural_mp import tune_many
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.jobs.driver import compute_job_digest
 from neural_mp.runs.history import History, get_storage_url
 from neural_mp.runs.lease import RUN_TABLE
 from neural_mp.runs.registry import run_names
+from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 from neural_mp.util.optional_packages import silence_optuna_log
 
+#: The tuning file of a job, and the bytes of its model.
+JOB, BYTES = "model: {name: %s}\ntuning: {random_seed: %d}\n", 10_000_000
 #: Trials that every writer writes.
 TRIALS = 20
 
@@ -40,8 +46,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--writers", type=int, default=0, help="processes that write trials")
+    parser.add_argument("--jobs", type=int, help="finished jobs that are started again")
     parser.add_argument("--storage", help="Optuna storage URL; a new SQLite file by default")
     arguments = parser.parse_args()
+    if arguments.jobs:
+        restart_jobs(arguments.jobs)
+        return
     if arguments.writers:
         write(arguments.writers, arguments.storage)
         return
@@ -61,6 +71,28 @@ def main() -> None:
         ]
     for what, seconds in rows:
         print(f"{what:40} {seconds:6.2f} s")
+
+
+def restart_jobs(count: int) -> None:
+    """Make finished jobs of one model, and start them again."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        model, files = root / "model.onnx", root / "jobs"
+        model.write_bytes(bytes(BYTES))
+        files.mkdir()
+        for number in range(count):
+            file = files / f"job{number:05d}.yaml"
+            file.write_text(JOB % (model, number))
+            digest = compute_job_digest(file)
+            name = f"{file.stem}-{digest[:12]}"
+            job = JobOutcome(name, str(file), digest, JobStatus.MET, accuracy=0.97, seconds=60.0)
+            job.write(root / "results" / name)
+        started = time.perf_counter()
+        results = tune_many(files, output=root / "results")
+        seconds = time.perf_counter() - started
+        assert all(job.known for job in results.outcomes)
+        size = results.page.stat().st_size
+        print(f"{count} finished jobs: {seconds:.1f} s, page of {size / 1e6:.1f} MB")
 
 
 def write(writers: int, storage: str | None) -> None:

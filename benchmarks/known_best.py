@@ -120,7 +120,7 @@ def found_of(name: str, repeats: int, rounds: int) -> Found:
     net = NETS[name]
     with workspace() as folder:
         options = net.converter(folder)
-        job, _ = JobBuilder(options, Settings(), options.precisions, RunLog()).build_job()
+        job, _ = JobBuilder(options, Settings(), RunLog()).build_job()
         model = calibrate_model(job, RunLog(), Deadline())
         inputs, plans = job.measurement.inputs, all_plans(model)
         models = {low: model.convert_by_plan(plan) for low, plan in plans.items()}

@@ -50,7 +50,9 @@ RUNS = (
 
 
 def tune(run: Run, net: str, workspace: Path) -> None:
-    from benchmarks.measurement.search_data import Accuracy, Digits
+    from benchmarks.measurement.search_data import Digits
+    from benchmarks.nets.search_nets import net_in
+    from benchmarks.real.metrics import Accuracy
     from neural_mp import MixedPrecision, common
     from neural_mp.tuning.listener import Listener
 
@@ -66,7 +68,7 @@ def tune(run: Run, net: str, workspace: Path) -> None:
         return common.DataLoader(Digits(split, run.framework == "tensorflow"), batch_size=BATCH)
 
     MixedPrecision(
-        model=source_of(run.framework, net),
+        model=net_in(run.framework, net),
         metric=Accuracy(),
         eval_dataloader=loader("test"),
         calib_dataloader=loader("train"),
@@ -75,16 +77,6 @@ def tune(run: Run, net: str, workspace: Path) -> None:
         random_seed=3,
         **run.options,
     )()
-
-
-def source_of(framework: str, net: str) -> Any:
-    if framework == "tensorflow":
-        from benchmarks.nets.search_keras import keras_net
-
-        return keras_net(net)
-    from benchmarks.nets.search_nets import onnx_file, search_net
-
-    return str(onnx_file(net)) if framework == "onnx" else search_net(net)
 
 
 def picture(page: Path) -> None:

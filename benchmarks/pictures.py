@@ -13,15 +13,15 @@ import argparse
 import datetime
 import os
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks.measurement.charts import Axis, Point, bars, scatter
-from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
-from neural_mp import ExitPolicy, MixedPrecision, common, convert_with_plan
+from benchmarks.measurement.search_run import Case
+from neural_mp import ExitPolicy, convert_with_plan
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core import hardware
 from neural_mp.profiling import time_interleaved_medians
@@ -33,42 +33,24 @@ MAX_TRIALS = 12
 PHASES = ("load", "baseline", "calibrate", "search", "measure")
 
 
-def source_of(framework: str, net: str) -> Any:
-    """The net as a user of a framework has it."""
-    if framework == "tensorflow":
-        from benchmarks.nets.search_keras import keras_net
-
-        return keras_net(net)
-    from benchmarks.nets.search_nets import onnx_file, search_net
-
-    return str(onnx_file(net)) if framework == "onnx" else search_net(net)
+def case_of(framework: str, net: str) -> Case:
+    return Case(framework, net, "int8", MAX_TRIALS, Path())
 
 
-def loader(split: str, framework: str) -> common.DataLoader:
-    return common.DataLoader(Digits(split, framework == "tensorflow"), batch_size=BATCH)
-
-
-def tuned(framework: str, source: Any, strategy: str) -> OptimizedModel:
-    converter = MixedPrecision()
-    converter.model = source
-    converter.precisions = "int8"
-    converter.strategy = strategy
-    converter.exit_policy = ExitPolicy(max_trials=MAX_TRIALS)
-    converter.early_stopping = False  # the picture shows the accuracy on all of the data
-    converter.metric = Accuracy()
-    converter.eval_dataloader = loader("test", framework)
-    converter.calib_dataloader = loader("train", framework)
+def tuned(case: Case, strategy: str) -> OptimizedModel:
+    # The picture shows the accuracy on all of the data.
     with tempfile.TemporaryDirectory() as workspace:
-        converter.workspace = workspace
-        return converter()
+        case = replace(case, workspace=Path(workspace))
+        return case.tuned(strategy, ExitPolicy(max_trials=MAX_TRIALS), early_stopping=False)
 
 
 def trials_picture(net: str, note: str) -> str:
     """Accuracy against latency, of every plan that was tried."""
-    source = source_of("pytorch", net)
-    results = {strategy: tuned("pytorch", source, strategy) for strategy in STRATEGIES}
+    case = case_of("pytorch", net)
+    source = case.source
+    results = {strategy: tuned(case, strategy) for strategy in STRATEGIES}
     any_result = results[STRATEGIES[0]]
-    batch, _ = next(iter(loader("test", "pytorch")))
+    batch, _ = next(iter(case.loader("test")))
     baseline = any_result.adaptor.load(source, example=batch)
     tried = [
         (strategy, trial, trial.plan == result.plan)
@@ -108,7 +90,7 @@ def phases_picture(net: str, note: str) -> str:
     """Where the seconds of a run go."""
     rows = {}
     for framework in FRAMEWORKS:
-        seconds = tuned(framework, source_of(framework, net), "mincut").report.seconds
+        seconds = tuned(case_of(framework, net), "mincut").report.seconds
         rows[framework] = {phase: seconds.get(phase, 0.0) for phase in PHASES}
     return bars(f"A run of the default search on '{net}'", note, "seconds", rows)
 

@@ -1,11 +1,13 @@
 """Planning: seconds of a whole search without a model, for graphs of growing size.
 
     python -m benchmarks.planning [--sizes 100,1000,10000] [--strategies mincut] [--profile]
+    python -m benchmarks.planning --painting [--sizes 1000,10000,100000]
 
 Residual nets of convolutions, additions in integers among them; every tensor has noise, one in
 thirty is hostile, and what that does to accuracy is made up. Everything is counted but the
 evaluations: what the space is asked, the strategy, and what the tuner does with each plan. Seconds
-are the processor's, since all of it is one thread, and a shared machine lets it wait.
+are the processor's, since all of it is one thread, and a shared machine lets it wait. `--painting`
+measures four-list painting alone, of chains with branches and loops.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
+from neural_mp.amp import FourLists, paint
+from neural_mp.amp import graph_of as graph_of_triples
+from neural_mp.core.enums import RuleSet
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
@@ -38,6 +43,8 @@ INT8 = tuple(
     OpConfig(Precision.INT8, WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
     for algorithm in RANGE_ALGORITHMS
 )
+#: Lists whose members are ops of types A, D, I and C.
+LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))
 PARTS = ("space", "strategy", "resolving")
 TOLERANCE, HOSTILE_SHARE = 0.01, 1 / 30
 
@@ -160,14 +167,49 @@ def growth(previous: Planning | None, current: Planning) -> str:
     return f"{factor:.2f}"
 
 
+def painted_graph(size: int) -> OpGraph:
+    """Ops of all lists, each behind the one before; every third has a branch, some a loop."""
+    draw = random.Random(0)
+    triples = []
+    for index in range(size):
+        reads = [f"o{index - 1}" if index else "x"]
+        if index and index % 3 == 0:
+            reads.append(f"o{draw.randrange(index)}")
+        if index % 100 == 0 and index + 50 < size:
+            reads.append(f"o{index + 50}")
+        triples.append((f"o{index}", draw.choice("ADIIICCCN"), reads))
+    return graph_of_triples(triples)
+
+
+def painting_table(sizes: list[int]) -> Table:
+    """Return seconds of four-list painting by rules, and microseconds per op."""
+    table = Table(title="Painting, seconds (microseconds an op)")
+    for heading in ("ops", *RuleSet):
+        table.add_column(heading, justify="right")
+    for size in sizes:
+        ops_graph = painted_graph(size)
+        cells = []
+        for rules in RuleSet:
+            start = time.process_time()
+            paint(ops_graph, LISTS, rules)
+            seconds = time.process_time() - start
+            cells.append(f"{seconds:.3f} ({seconds / size * 1e6:.1f})")
+        table.add_row(f"{size:,}", *cells)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="100,1000,10000")
     parser.add_argument("--strategies", default="mincut")
     parser.add_argument("--profile", action="store_true", help="say where the largest spends it")
+    parser.add_argument("--painting", action="store_true", help="four-list painting alone")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     console = Console(width=110)
+    if options.painting:
+        console.print(painting_table(sizes))
+        return
     for strategy in options.strategies.split(","):
         Planning(20, strategy).run()  # imports what it needs
         table = Table(title=f"{strategy}: planning, seconds, evaluations not counted")

@@ -1,8 +1,7 @@
-"""INT8 on processors with and without exact products of bytes: speed, fidelity, and the search.
+"""INT8 on processors with and without exact products of bytes: speed, fidelity, and size.
 
-    python -m benchmarks.processors [--framework pytorch|tensorflow|onnxrt] [--repeats N]
-                                    [--model resnet50|mobilenetv2|gated] [--batches 1,8]
-                                    [--limit none|AVX512_CORE|AVX2]
+    python -m benchmarks.processors [--framework pytorch|tensorflow|onnxrt] [--batches 1,8]
+                                    [--model resnet50|mobilenetv2] [--limit none|AVX512_CORE|AVX2]
 
 Processors without VNNI saturate sums of two products of bytes, so that weights are stored within
 ±63 there. `ONEDNN_MAX_CPU_ISA` makes oneDNN, which PyTorch and TensorFlow compute INT8 with, behave
@@ -14,9 +13,6 @@ speed-up over the framework's FP32 and the signal-to-noise ratio beside it on im
 seen; the same of weights stored in the full range, whatever the processor makes of them; and the
 size and the speed of what is converted for `portable`, as a share of what is for this machine.
 
-The gated net is slower in INT8 than in FP32. A whole search with an accuracy target runs on it,
-several times, and its result is measured beside FP32 once more: it must not be the slower one.
-
 All runs are taken in turn, on one thread. Ratios are of first deciles, which other processes leave
 alone; beside them stands the interval that holds them with a confidence of 95 %. Absolute times of
 a shared machine mean little.
@@ -26,26 +22,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.children import run_child
+from benchmarks.nets import vision_nets
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.hardware import PORTABLE, detect
+from neural_mp.core.precision import Precision
+from neural_mp.profiling import Ratio, estimate_latency_ratio, time_interleaved_rounds
+from neural_mp.tuning.measurement.sqnr import output_sqnr_db
 
 FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
-VISION, GATED = ("resnet50", "mobilenetv2"), "gated"
+MODELS = ("resnet50", "mobilenetv2")
 NO_LIMIT = "none"
 LIMITS = (NO_LIMIT, "AVX512_CORE", "AVX2")
 LIMIT_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 #: Rounds that are counted, at most.
-ROUNDS = {**dict.fromkeys(VISION, 31), GATED: 801}
-BATCHES = {**dict.fromkeys(VISION, (1, 8)), GATED: (1, 16)}
-#: Two copies of one model differ by so much, for where they lie in memory.
-_SAME = 0.02
+ROUNDS = 31
+CALIBRATION, UNSEEN, STEP = 16, 8, 4
+#: What models are converted for, one beside the other; `vnni` leaves weights their full range.
+NATIVE, FULL_RANGE = "this", "vnni"
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
@@ -64,20 +71,63 @@ def child(limit: str, *arguments: object) -> Any:
     return run_child("processors", "--child", *arguments, variables=variables)
 
 
-def measure(framework: str, model: str, batches: str, repeats: str) -> None:
-    """One measurement, in this process; prints what came of it."""
-    from benchmarks.measurement import processor_runs
+def quiet() -> None:
+    """Hide what frameworks say of packages that are not here, and of themselves."""
+    for name in ("torch.onnx", "neural_mp.adaptors.tensorflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
 
-    processor_runs.quiet()
-    sizes = [int(size) for size in batches.split(",")]
-    if model == GATED:
-        result: Any = {
-            size: processor_runs.search(framework, size, int(repeats), ROUNDS[model])
-            for size in sizes
-        }
-    else:
-        result = processor_runs.vision(framework, model, sizes, ROUNDS[model])
-    print(json.dumps(result))
+
+def words_of(speedup: Ratio) -> dict[str, float]:
+    return {"value": speedup.value, "low": speedup.low, "high": speedup.high}
+
+
+def timed(models: list[AnyModel], batch: np.ndarray, **options: Any) -> list[list[float]]:
+    runs: list[Callable[[], Any]] = [partial(model, batch) for model in models]
+    return time_interleaved_rounds(runs, **options)
+
+
+def vision(framework: str, name: str, sizes: list[int]) -> dict[str, Any]:
+    """A model in FP32, in INT8 for this machine, for all, and with weights of the full range."""
+    source = vision_nets.BUILD[framework](name)
+    inputs = partial(vision_nets.inputs_for, framework)
+    calibration = np.split(inputs(CALIBRATION, seed=1), CALIBRATION // STEP)
+    unseen = np.split(inputs(UNSEEN, seed=2), UNSEEN // STEP)
+    adaptor = adaptor_for(source)
+    with adaptor.threads(1):
+        model = LoadedModel(adaptor, adaptor.load(source, example=calibration[0]))
+        forms: dict[str, AnyModel] = {}
+        for target in (NATIVE, PORTABLE, FULL_RANGE):
+            space = adaptor.space(model.held, detect().for_target(target))
+            space = space.restricted_to([Precision.INT8])
+            if not forms:
+                observed = adaptor.observe(model.held, calibration, space)
+            tunable = model.in_space(space).with_observations(observed)
+            forms[target] = tunable.convert_by_plan(space.resolve(space.fastest_plan()))
+        decibels = {t: output_sqnr_db(model, form, unseen) for t, form in forms.items()}
+        speeds = {}
+        for size in sizes:
+            batch = inputs(size, seed=3)
+            compared = [model, forms[NATIVE], forms[PORTABLE]]
+            timings = timed(compared, batch, warmup=2, iterations=ROUNDS, time_limit=25)
+            float_, native, portable = timings
+            speeds[size] = {
+                "int8": words_of(estimate_latency_ratio(native, float_).inverse),
+                "portable": words_of(estimate_latency_ratio(portable, native).inverse),
+            }
+    return {
+        "products": {str(k): str(p) for k, p in adaptor.int8_accumulation(detect()).items()},
+        "decibels": decibels,
+        "sizes": {target: form.size for target, form in forms.items()},
+        "float_size": model.size,
+        "speeds": speeds,
+    }
+
+
+def measure(framework: str, model: str, batches: str) -> None:
+    """One measurement, in this process; prints what came of it."""
+    quiet()
+    print(json.dumps(vision(framework, model, [int(size) for size in batches.split(",")])))
 
 
 def spread(found: dict[str, float]) -> str:
@@ -112,7 +162,7 @@ def vision_rows(framework: str, limit: str, model: str, results: Any) -> Iterato
 
 
 def compare_vision(
-    frameworks: list[str], models: list[str], requested: str | None, batches: str | None
+    frameworks: list[str], models: list[str], requested: str | None, batches: str
 ) -> Table:
     """All rows of ResNet-50 and MobileNetV2."""
     result = table(
@@ -132,104 +182,28 @@ def compare_vision(
     for framework in frameworks:
         for limit in limits_for(framework, requested):
             for model in models:
-                sizes = batches or ",".join(map(str, BATCHES[model]))
-                results = child(limit, framework, model, sizes, 1)
+                results = child(limit, framework, model, batches)
                 for row in vision_rows(framework, limit, model, results):
                     print(" | ".join(row), file=sys.stderr, flush=True)
                     result.add_row(*row)
     return result
 
 
-def search_row(run: dict[str, Any]) -> tuple[str, ...]:
-    """One search: what it came to, what it says of that, and what it is."""
-    counts = " + ".join(f"{count} {name}" for name, count in sorted(run["counts"].items()))
-    reported = "FP32"
-    if run["said_low"] is not None:
-        reported = f"{run['said']:.2f} ({run['said_low']:.2f} to {run['said_high']:.2f})"
-    measured = spread(run["measured"])
-    accuracy = f"{run['baseline']:.4f} → {run['accuracy']:.4f}"
-    tried = ", ".join(
-        f"{by.get('int8', 0)} {outcome}" + (f" {speed:.2f}" if speed else "")
-        for by, outcome, speed in run["trials"]
-    )
-    return (
-        counts,
-        str(run["effective"]),
-        tried,
-        reported,
-        measured,
-        spread(run["lowest"]),
-        str(run["met"]),
-        accuracy,
-    )
-
-
-def verdict(runs: list[dict[str, Any]]) -> str:
-    """How often the result was FP32, and how often it was slower than that for sure."""
-    quantized = [run for run in runs if run["said_low"] is not None]
-    slower = sum(run["measured"]["high"] < 1 - _SAME for run in quantized)
-    faster = sum(run["measured"]["low"] > 1 + _SAME for run in quantized)
-    hollow = sum(run["effective"] == 0 for run in quantized)
-    untold = sum(not _holds(run) for run in quantized)
-    return (
-        f"{len(runs)} searches: FP32 {len(runs) - len(quantized)}; faster than FP32 by more than "
-        f"{_SAME:.0%} for sure {faster}, slower {slower}; called met with no op in INT8 {hollow}; "
-        f"said and measured intervals apart {untold}"
-    )
-
-
-def _holds(run: dict[str, Any]) -> bool:
-    measured = run["measured"]
-    return measured["low"] <= run["said_high"] and run["said_low"] <= measured["high"]
-
-
-def compare_searches(
-    frameworks: list[str], requested: str | None, batches: str | None, repeats: int
-) -> Iterator[Table]:
-    """A table of searches for every framework, limit and batch."""
-    for framework in frameworks:
-        for limit in limits_for(framework, requested):
-            sizes = batches or ",".join(map(str, BATCHES[GATED]))
-            for batch, runs in child(limit, framework, GATED, sizes, repeats).items():
-                result = table(
-                    f"Search on the gated net: {framework}, limit {limit}, batch {batch}",
-                    "plan",
-                    "run in INT8",
-                    "trials: INT8 in the plan",
-                    "said, × of FP32",
-                    "measured",
-                    "all INT8",
-                    "met",
-                    "accuracy",
-                )
-                for run in runs:
-                    result.add_row(*search_row(run))
-                result.caption = verdict(runs)
-                yield result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, help="all by default")
-    parser.add_argument("--model", choices=(*VISION, GATED), help="all by default")
-    parser.add_argument("--repeats", type=int, default=3, help="searches on the gated net")
-    parser.add_argument("--batches", help="batch sizes, with commas between")
+    parser.add_argument("--model", choices=MODELS, help="all by default")
+    parser.add_argument("--batches", default="1,8", help="batch sizes, with commas between")
     parser.add_argument("--limit", choices=LIMITS, help="of oneDNN; all by default")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         measure(*options.child)
         return
     console = Console() if sys.stdout.isatty() else Console(width=160)
     frameworks = [options.framework] if options.framework else list(FRAMEWORKS)
-    models = [options.model] if options.model else [*VISION, GATED]
-    chosen = [model for model in models if model in VISION]
-    if chosen:
-        console.print(compare_vision(frameworks, chosen, options.limit, options.batches))
-    if GATED in models:
-        tables = compare_searches(frameworks, options.limit, options.batches, options.repeats)
-        for result in tables:
-            console.print(result)
+    models = [options.model] if options.model else list(MODELS)
+    console.print(compare_vision(frameworks, models, options.limit, options.batches))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ from benchmarks.real.stages import STAGES
 
 #: First line of the message that ends a traceback.
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt): ")
-#: What a stage says where a package or a program is missing.
-SKIPPED = "skipped"
 #: Speeds from this fraction on are ties: the result may be the fastest FP32 itself.
 TIE = 0.97
 

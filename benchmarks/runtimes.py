@@ -1,8 +1,9 @@
 """The fastest runtime for known nets: ours with `runtime=auto`, beside FP32 and other tools' INT8.
 
     python -m benchmarks.runtimes [--peer ENV/bin/python] [--models resnet50,bert,…|architectures]
-                                  [--batches 1,8] [--rounds 25] [--only speed,own,costs]
+                                  [--batches 1,8] [--rounds 25] [--only speed,own]
                                   [--clock cpu] [--threads 1] [--keep FOLDER]
+                                  [--set precisions=bf16 …]
 
 `--models architectures` are the twelve nets of `nets/architecture_nets.py` with random weights.
 `--peer` is a Python with NNCF and torchao (and torch, onnx, openvino) in an environment of its own;
@@ -10,11 +11,11 @@ its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ON
 tool runs in this environment, as does TFLite, which starts from Keras models of the same build.
 Ours starts from the torch module and may be as noisy as NNCF, or, without a peer, have an SQNR of
 13 dB. The part `own` adds ours in PyTorch, torch.compile, ONNX Runtime and, from the Keras model,
-TensorFlow: without a metric, the fastest plan there. Alone, it runs nothing in OpenVINO, which does
-not start with `ONEDNN_MAX_CPU_ISA=AVX2` on a CPU with AVX-512. All ways run in turn in one process,
-on the same threads, with static shapes, and without spinning threads. `--clock cpu` counts CPU
-seconds, for a machine with other load: on one thread, these are the same. Peaks are those of
-products of large matrices in torch.
+TensorFlow: without a metric and with the settings of `--set`, the fastest plan there. Alone, it
+runs nothing in OpenVINO, which does not start with `ONEDNN_MAX_CPU_ISA=AVX2` on a CPU with AVX-512.
+All ways run in turn in one process, on the same threads, with static shapes, and without spinning
+threads. `--clock cpu` counts CPU seconds, for a machine with other load: on one thread, these are
+the same. Peaks are those of products of large matrices in torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ from neural_mp.profiling import Ratio, estimate_latency_ratio, estimate_unconten
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 #: Noise that ours may have if there is no peer to compare with; else a tenth of a decibel above it.
 _MOST_NOISE, _SLACK = 0.05, 1.023
-PARTS = ("speed", "own", "costs")
+PARTS = ("speed", "own")
 OWN_RUNTIMES = ("pytorch", "onnxruntime", "tensorflow")
 
 
@@ -170,16 +170,18 @@ class Bench:
         if not (folder / "fp32.onnx").exists():
             self.stage("make", name, folder)
         most_noise = self._others(name, folder) if tools else _MOST_NOISE
-        for size in case_of(name).batches:
-            if options.batches and str(size) not in options.batches.split(","):
-                continue
+        sizes = map(int, options.batches.split(",")) if options.batches else case_of(name).batches
+        for size in sizes:
             tuned: dict[str, Any] = {}
             if tools:
-                if shutil.which("g++") or shutil.which("clang++"):
-                    self.written("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
+                if options.peer and (shutil.which("g++") or shutil.which("clang++")):
+                    program = folder / f"{size}.pt2"
+                    if not program.exists():
+                        self.stage("export", name, folder, size)
+                    self.written("pt2e", program, folder / f"pt2e{size}.pt2")
                 tuned = self.stage("tune", name, folder, size, most_noise, options.clock) or {}
             for runtime in OWN_RUNTIMES if "own" in options.only else ():
-                self.stage("own", name, folder, size, runtime)
+                self.stage("own", name, folder, size, runtime, *options.set)
             timing = options.rounds, options.clock, options.only
             figures = self.stage("race", name, folder, size, *timing)
             if figures is not None:
@@ -193,22 +195,6 @@ class Bench:
             self.stage("lite", name, folder)
         judged = self.options.peer and self.stage("judge", name, folder, "nncf.xml")
         return judged["noise"] * _SLACK if judged else _MOST_NOISE
-
-    def costs(self, name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """CPU and wall seconds to read, calibrate and convert: ours and NNCF's in turn."""
-        source = folder / "fp32.onnx"
-        if not source.exists():
-            self.stage("make", name, folder)
-        result: dict[str, list[dict[str, Any]]] = {"ours": [], "NNCF": []}
-        for _ in range(self.options.conversions):
-            calls = {
-                "ours": self.stage("convert", name, folder),
-                "NNCF": self.peer("nncf", source, folder / "nncf.xml"),
-            }
-            for label, figures in calls.items():
-                if figures is not None:
-                    result[label].append(figures["parts"])
-        return result
 
 
 def _call_cost(file: Path) -> dict[str, float]:
@@ -302,25 +288,6 @@ def _fidelity(column: Column) -> str:
     return f"{gain:+.1f}"
 
 
-def cost_table(costs: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
-    """CPU seconds to read, calibrate and convert, medians of conversions in turn."""
-    table = Table(title="CPU seconds to read, calibrate and convert in OpenVINO")
-    for heading in ("", "ours", "NNCF", "ours / NNCF"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, by_tool in costs.items():
-        medians = {
-            tool: statistics.median(sum(cpu for cpu, _ in parts.values()) for parts in all_parts)
-            for tool, all_parts in by_tool.items()
-            if all_parts
-        }
-        comparable = medians.keys() >= {"ours", "NNCF"}
-        quotient = f"{medians['ours'] / medians['NNCF']:.2f}" if comparable else ""
-        table.add_row(
-            name, *(f"{medians[w]:.2f}" if w in medians else "" for w in by_tool), quotient
-        )
-    return table
-
-
 def run_table(columns: list[Column]) -> Table:
     """Return the table of our runs: CPU seconds, peak memory, both over NNCF's, and the plan."""
     table = Table(title="runs of ours, CPU seconds")
@@ -364,13 +331,13 @@ def main() -> None:
         default=",".join(CASES),
         help=f"of {names}, or architectures for the last twelve",
     )
-    parser.add_argument("--batches", help="of the batch sizes of a model; default: both")
+    parser.add_argument("--batches", help="batch sizes; default: two of each model")
     parser.add_argument("--peer", help="a Python with nncf, torchao, torch, onnx and openvino")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--conversions", type=int, default=3, help="of each tool, for the costs")
     parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--threads", type=int, default=os.environ.get("OMP_NUM_THREADS", 1))
+    parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE of ours, for `own`")
     parser.add_argument("--keep", help="a folder for all files, which stay there")
     parser.add_argument("--stage", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -380,20 +347,14 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     console = Console() if sys.stdout.isatty() else Console(width=160)
     bench, columns = Bench(options, console), list[Column]()
-    costs: dict[str, dict[str, list[dict[str, Any]]]] = {}
     models = options.models.replace("architectures", ",".join(ARCHITECTURES))
     for name in models.split(","):
         with _folder(options.keep and str(Path(options.keep) / name)) as folder:
-            if "speed" in options.only or "own" in options.only:
-                for column in bench.columns(name, folder):
-                    columns.append(column)
-                    console.print(column_table(column, options.clock))
-            if "costs" in options.only:
-                costs[name] = bench.costs(name, folder)
+            for column in bench.columns(name, folder):
+                columns.append(column)
+                console.print(column_table(column, options.clock))
     if columns:
         console.print(summary(columns), run_table(columns))
-    if costs:
-        console.print(cost_table(costs))
 
 
 if __name__ == "__main__":

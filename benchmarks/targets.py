@@ -21,7 +21,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.accelerators.nets import NAMES, case_named
 from benchmarks.accelerators.presets import PRESETS, feeds_of, quality_of, write_preset
 from benchmarks.accelerators.shipped import SHIPPED
+from benchmarks.accelerators.trained import RECIPES, trained_case
 from benchmarks.peers import amd_quark
 from benchmarks.real.case import Batches, Case
 from neural_mp import MixedPrecision
@@ -42,6 +43,15 @@ from neural_mp.targets import load_profile
 
 #: Samples of small nets that are emulated for each of the others.
 _SMALL_NETS_RATIO = 12
+
+
+NAMES = (*SHIPPED, *RECIPES)
+
+
+def case_named(name: str, seed: int) -> Case:
+    """Return a net with its data and metric; `seed` is that of trained nets."""
+    case = SHIPPED[name] if name in SHIPPED else trained_case(name, seed)
+    return replace(case, batches=cache(case.batches))
 
 
 class TimedBatches:

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.children import child_command
-from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
+from benchmarks.measurement.search_data import BATCH, Digits
+from benchmarks.real.metrics import Accuracy
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 6379

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import rankdata
 
-from benchmarks.real.metrics import Share
 from benchmarks.real.ocr_detection import THRESHOLD
 from benchmarks.real.ocr_recognition import text_of
 
@@ -110,11 +109,3 @@ class Probability:
     def result(self) -> float:
         """Return one minus the mean difference."""
         return 1 - self.difference / self.all
-
-
-class RightClasses(Share):
-    """The share of samples whose highest logit is at the label."""
-
-    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        """Add logits [samples, classes] and labels."""
-        self.count(np.asarray(preds).argmax(1) == labels)

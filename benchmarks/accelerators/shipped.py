@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerators.fidelity import Characters, MaskOverlap, Probability, Spearman
+from benchmarks.nets.export import write_onnx
 from benchmarks.real import encoder, magika, ocr_detection, ocr_direction, ocr_recognition, voice
 from benchmarks.real.case import Batches, Case, Split
 from benchmarks.real.peers import session_run
@@ -68,20 +69,7 @@ def encoder_file(scratch: Path) -> str:
 
     texts = [text for _, text in described()[:2]]
     inputs = encoder.tokens(texts, TOKENS)
-    sizes = {0: torch.export.Dim("texts")}
-    torch.onnx.export(
-        Encoder().eval(),
-        tuple(map(torch.from_numpy, inputs.values())),
-        str(path),
-        input_names=list(inputs),
-        output_names=["result"],
-        dynamic_shapes=(sizes, sizes),
-        opset_version=21,
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
-    return str(path)
+    return write_onnx(Encoder().eval(), inputs, path, {0: "texts"}, opset_version=21)
 
 
 def _first_batches(case: Case, split: Split) -> Batches:

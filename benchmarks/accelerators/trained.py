@@ -27,6 +27,7 @@ from benchmarks.nets.digit_nets import (
     VisionTransformer,
     Yolo,
 )
+from benchmarks.nets.export import write_onnx
 from benchmarks.real.case import Batches, Case, Split
 from benchmarks.real.metrics import Accuracy
 
@@ -204,21 +205,9 @@ def trained_case(name: str, seed: int) -> Case:
     recipe = RECIPES[name]
 
     def source(scratch: Path) -> str:
-        path = scratch / "net.onnx"
         inputs, _ = recipe.data(2, seed)
-        names = list(inputs) if isinstance(inputs, Mapping) else ["x"]
-        torch.onnx.export(
-            trained_net(name, seed),
-            tuple(map(torch.from_numpy, _arrays_of(inputs))),
-            path,
-            input_names=names,
-            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in names),
-            opset_version=21,
-            external_data=False,
-            verbose=False,
-            dynamo=True,
-        )
-        return str(path)
+        named = inputs if isinstance(inputs, Mapping) else {"x": inputs}
+        return write_onnx(trained_net(name, seed), named, scratch / "net.onnx", opset_version=21)
 
     def batches(split: Split) -> Batches:
         count, own_seed = (

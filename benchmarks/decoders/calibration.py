@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import neural_mp
 from benchmarks.decoders.goals import Detail, Figure, Goal
 from benchmarks.decoders.settings import Settings
-from benchmarks.measurement.children import child_command
+from benchmarks.measurement.children import child_command, run_child
 from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.weights.weight_store import WeightStore
@@ -36,6 +36,7 @@ from neural_mp.profiling import measure_memory_growth
 
 LAYERS, HEADS, WORDS = 8, 8, 1024
 _TEXTS, _LENGTH = 16, 128
+_PROGRAM = "decoders.calibration"
 HEADINGS = ("calibration", "model, MB", "a block, MB", "peak beside the model, MB", "in blocks")
 #: What a conversion and a search with several numbers of bits make.
 _CASES = {
@@ -168,24 +169,10 @@ def _convert_folder(source: Path, target: Path, plan: PrecisionPlan) -> None:
     ).save(target)
 
 
-def _child(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        child_command("decoders.calibration", *arguments),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = child.communicate()
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return result
-
-
 def memory(settings: Settings) -> Iterator[Detail | Figure]:
     """Yield the peaks of the cases."""
     for case in _CASES:
-        result = _result(_child("peak", str(settings.wide), case))
+        result = run_child(_PROGRAM, "peak", str(settings.wide), case)
         megabytes = [f"{result[part] / 1e6:.0f}" for part in ("model", "block", "peak")]
         blocks = f"{result['peak'] / result['block']:.1f}"
         yield Detail(HEADINGS, (case, *megabytes, blocks))
@@ -194,7 +181,7 @@ def memory(settings: Settings) -> Iterator[Detail | Figure]:
         with tempfile.TemporaryDirectory() as source:
             net = decoder(settings.wide).to(getattr(torch, dtype))
             net.save_pretrained(source, max_shard_size=_SHARD)
-            result = _result(_child("folder", source, dtype, correction))
+            result = run_child(_PROGRAM, "folder", source, dtype, correction)
         name = f"{dtype},{correction or ' rtn'}"
         parts = ("size", "stored", "peak", "own", "load", "loaded_own")
         megabytes = [f"{result[part] / 1e6:.0f}" for part in parts]
@@ -208,14 +195,14 @@ def killed(settings: Settings) -> Iterator[Figure]:
     """Yield the outcome of a conversion that is killed once three blocks are finished."""
     width = str(settings.wide // 2)
     with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as folder:
-        expected = _result(_child("convert", width, whole))
-        child = _child("convert", width, folder)
+        expected = run_child(_PROGRAM, "convert", width, whole)
+        child = subprocess.Popen(child_command(_PROGRAM, "convert", width, folder))
         while child.poll() is None and _files(folder) < 3:
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
         child.communicate()
         stored = _files(folder)
-        resumed = _result(_child("convert", width, folder))
+        resumed = run_child(_PROGRAM, "convert", width, folder)
     same = "the same" if resumed["digest"] == expected["digest"] else "another"
     yield Figure(
         Goal.KILLED,

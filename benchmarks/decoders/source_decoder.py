@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
-CONTEXT = 128
+from benchmarks.peers.inc3_networks import CONTEXT, network
+
 #: Factors of outlier channels of the hostile twin.
 _OUTLIERS = (8.0, 16.0, 32.0, 64.0)
 
@@ -29,18 +29,7 @@ def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def trained(train: np.ndarray, steps: int, seed: int = 0) -> nn.Module:
     """A decoder of 1.9 million weights."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    net = LlamaForCausalLM(config)
+    net = network("decoder")
     optimizer = torch.optim.AdamW(net.parameters(), 4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps)
     ids = torch.from_numpy(train)

@@ -102,24 +102,25 @@ def torch_ratios(settings: Settings) -> tuple[Ratios, Ratios]:
     return over_fp32, over_bf16
 
 
-def onnx_ratios(settings: Settings) -> Ratios:
-    """Return times of FP32 over those of the forms, in ONNX Runtime."""
-    ratios = Ratios("ONNX Runtime", "FP32")
+def graph_rows(settings: Settings) -> dict[str, list[tuple[str, ...]]]:
+    """Return runtime → a row per form of the weights, in ONNX Runtime and OpenVINO."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stack.onnx"
         onnx.save(onnx_stack.Stack().model(settings.layers), path)
-        for _, form, _, *values, verdict in onnx_stack.rows_of("onnxrt", path, settings.rounds):
-            for rows, value in zip(ROWS, values, strict=True):
-                ratios.add(f"{form} ({verdict})", rows, float(value))
-    return ratios
+        return {
+            runtime: list(onnx_stack.rows_of(runtime, path, settings.rounds))
+            for runtime in ("onnxrt", "openvino")
+        }
 
 
 def speed(settings: Settings) -> Iterator[Detail | Figure]:
-    """Yield the ratios of both frameworks, and those of torchao."""
-    onnx_found = onnx_ratios(settings)
-    yield from onnx_found.details()
-    yield Figure(Goal.DECODE_ONNX, onnx_found.best(DECODE))
-    yield Figure(Goal.PREFILL_ONNX, onnx_found.best(PREFILL))
+    """Yield the ratios of all runtimes, and those of torchao."""
+    graphs = graph_rows(settings)
+    for rows in graphs.values():
+        yield from (Detail(onnx_stack.HEADINGS, row) for row in rows)
+    for goal, rows_per_call in ((Goal.DECODE_ONNX, DECODE), (Goal.PREFILL_ONNX, PREFILL)):
+        column = onnx_stack.HEADINGS.index(f"{rows_per_call} rows")
+        yield Figure(goal, max((row[column] for row in graphs["onnxrt"]), key=float))
     over_fp32, over_bf16 = torch_ratios(settings)
     yield from over_fp32.details()
     yield from over_bf16.details()

@@ -1,10 +1,11 @@
-"""What the parts of a job take."""
+"""What a job takes: seconds of its parts, and memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Clock:
@@ -23,3 +24,10 @@ class Clock:
         start = time.process_time(), time.perf_counter()
         yield
         self.parts[name] = (time.process_time() - start[0], time.perf_counter() - start[1])
+
+
+def peak_memory() -> float:
+    """In bytes. Not `ru_maxrss`: that begins with what the parent process held."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
+    return int(kilobytes) * 1024.0

@@ -23,8 +23,11 @@ KERAS_FP32 = "TensorFlow FP32 of the Keras model"
 _RUNTIMES = {"pytorch": EAGER, "onnxruntime": ONNX, "tensorflow": KERAS}
 
 
-def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
-    """Convert a model for a runtime without a metric, and save the result."""
+def own(name: str, folder: Path, size: str, runtime: str, *settings: str) -> dict[str, Any]:
+    """Convert a model for a runtime without a metric, and save the result.
+
+    `settings` are further ones, such as `precisions=bf16`.
+    """
     case, keras = case_of(name), runtime == "tensorflow"
     batches = [_taken(inputs, keras) for inputs in case.cut(CALIBRATION, CALIBRATED, int(size))]
     result = MixedPrecision(
@@ -34,6 +37,7 @@ def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
         sampling_size=CALIBRATION,
         workspace=folder / f"workspace-{runtime}{size}",
         cache=False,
+        **dict(setting.split("=") for setting in settings),
     )()
     target = _place(folder, runtime, int(size))
     shutil.rmtree(target, ignore_errors=True)

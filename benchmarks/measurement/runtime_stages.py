@@ -16,8 +16,7 @@ import onnxruntime as ort
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measurement.clock import Clock
-from benchmarks.measurement.peak import peak_memory
+from benchmarks.measurement.clock import Clock, peak_memory
 from benchmarks.measurement.runtime_own import (
     COMPILED,
     EAGER,
@@ -39,15 +38,13 @@ from benchmarks.nets.runtime_nets import (
     case_of,
     noise,
     reference,
-    write_sources,
+    write_program,
+    write_source,
 )
 from benchmarks.peers.runtime_lite import lite_call, write_lite
 from neural_mp import AccuracyCriterion, MixedPrecision, load
 from neural_mp.adaptors.openvino.runtime import choose_precision_hint, get_core
-from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.api.runtimes import RuntimeChoice
-from neural_mp.core.hardware import detect
-from neural_mp.core.precision import Precision
 from neural_mp.tuning.measurement.objectives import Measurement
 
 Run = Callable[[], Any]
@@ -64,23 +61,14 @@ FLOATS, PEERS = (TORCH, ORT, OPENVINO), (NNCF, NNCF_F32, STATIC, PT2E, TFLITE)
 
 def make(name: str, folder: Path) -> dict[str, Any]:
     """Write what the tools start from."""
-    write_sources(name, folder)
+    write_source(name, folder)
     return {}
 
 
-def convert(name: str, folder: Path) -> dict[str, Any]:
-    """Read, calibrate and convert in OpenVINO what NNCF starts from; CPU and wall seconds."""
-    case, clock = case_of(name), Clock()
-    batches = list(case.cut(CALIBRATION, CALIBRATED, AT_ONCE))
-    adaptor = get_adaptor_named("openvino")
-    with clock.part("read"):
-        example = dict(zip(case.names, (array[:1] for array in batches[0]), strict=True))
-        model = adaptor.load(folder / "fp32.onnx", example=example)
-        space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
-    with clock.part("calibrate + convert"):
-        observed = adaptor.observe(model, batches, space)
-        adaptor.convert(model, space.resolve(space.fastest_plan()), observed, space)
-    return {"parts": clock.parts, "peak_bytes": peak_memory()}
+def export(name: str, folder: Path, size: str) -> dict[str, Any]:
+    """Write the exported program of a batch size."""
+    write_program(name, folder, int(size))
+    return {}
 
 
 def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -> dict[str, Any]:
@@ -298,7 +286,7 @@ def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, lis
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "make": make,
     "lite": lite,
-    "convert": convert,
+    "export": export,
     "tune": tune,
     "judge": judge,
     "own": own,

@@ -37,23 +37,6 @@ class Digits:
         return self.images[index], self.labels[index]
 
 
-class Accuracy:
-    """The share of right answers, as neural_mp takes a metric."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.right = self.all = 0
-
-    def update(self, preds, labels) -> None:
-        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
-        self.all += len(labels)
-
-    def result(self) -> float:
-        return self.right / self.all
-
-
 def kept(name: str, source: str) -> Path:
     """Where something made by a source file is kept; another file once the source changes."""
     OUT.mkdir(exist_ok=True)

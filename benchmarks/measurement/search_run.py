@@ -10,7 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measurement.search_data import BATCH, Accuracy, Digits
+from benchmarks.measurement.search_data import BATCH, Digits
+from benchmarks.nets.search_nets import net_in
+from benchmarks.real.metrics import Accuracy
 from neural_mp import ExitPolicy, MixedPrecision, common
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision
@@ -81,26 +83,22 @@ class Case:
     @cached_property
     def source(self) -> Any:
         """What a user would give."""
-        if self.framework == "tensorflow":
-            from benchmarks.nets.search_keras import keras_net
+        return net_in(self.framework, self.model)
 
-            return keras_net(self.model)
-        from benchmarks.nets.search_nets import onnx_file, search_net
-
-        return str(onnx_file(self.model)) if self.framework == "onnx" else search_net(self.model)
-
-    def _loader(self, split: str) -> common.DataLoader:
+    def loader(self, split: str) -> common.DataLoader:
+        """Return the batches of a part of the data."""
         return common.DataLoader(Digits(split, self.framework == "tensorflow"), batch_size=BATCH)
 
-    def _tuned(self, strategy: str, policy: ExitPolicy) -> OptimizedModel:
-        converter = MixedPrecision()
+    def tuned(self, strategy: str, policy: ExitPolicy, **options: Any) -> OptimizedModel:
+        """Tune with one strategy."""
+        converter = MixedPrecision(**options)
         converter.model = self.source
         converter.precisions = self.precisions
         converter.strategy = strategy
         converter.exit_policy = policy
         converter.metric = Accuracy()
-        converter.eval_dataloader = self._loader("test")
-        converter.calib_dataloader = self._loader("train")
+        converter.eval_dataloader = self.loader("test")
+        converter.calib_dataloader = self.loader("train")
         converter.workspace = self.workspace / f"{self.framework}-{self.model}-{strategy}"
         converter.listener = Listener()  # the progress of all runs is shown instead
         return converter()
@@ -108,7 +106,7 @@ class Case:
     @cached_property
     def fastest(self) -> OptimizedModel:
         """All ops as low as they can, whatever the accuracy."""
-        return self._tuned("basic", ExitPolicy(performance_only=True))
+        return self.tuned("basic", ExitPolicy(performance_only=True))
 
     def run(self, strategy: str) -> Row:
         """Tune with one strategy; what fails is said in its row."""
@@ -117,7 +115,7 @@ class Case:
         with _errors_in(row):
             row.able = int8_ops(self.fastest)
             started = time.perf_counter()
-            result = self._tuned(strategy, ExitPolicy(max_trials=self.max_trials))
+            result = self.tuned(strategy, ExitPolicy(max_trials=self.max_trials))
             row.seconds = time.perf_counter() - started
             report = result.report
             row.evaluations, row.trials = report.evaluations, len(result.trials)
@@ -130,7 +128,7 @@ class Case:
     def accuracy_of_fastest(self) -> float:
         """What all INT8 comes to."""
         metric = Accuracy()
-        for images, labels in self._loader("test"):
+        for images, labels in self.loader("test"):
             metric.update(self.fastest(images), labels)
         return metric.result()
 
@@ -149,7 +147,7 @@ class Case:
     def _time(self, timed: list[tuple[Row, OptimizedModel]]) -> None:
         if not timed:
             return
-        batch, _ = next(iter(self._loader("test")))
+        batch, _ = next(iter(self.loader("test")))
         adaptor = self.fastest.adaptor
         baseline = adaptor.load(self.source, example=batch)
         models = {result.plan: result for _, result in timed}  # those of one plan run once

@@ -35,12 +35,3 @@ def encoder(depth: int = 12, width: int = 768, heads: int = 12, length: int = 12
         hidden = layers.Dense(4 * width, activation="gelu")(x)
         x = layers.LayerNormalization(epsilon=1e-12)(layers.Add()([x, layers.Dense(width)(hidden)]))
     return keras.Model(tokens, layers.Dense(2)(layers.Dense(width, activation="tanh")(x[:, 0])))
-
-
-def data(net: keras.Model, count: int) -> np.ndarray:
-    """Inputs of the shape and kind a model takes."""
-    draw = np.random.default_rng(1)
-    shape = (count, *net.input_shape[1:])
-    if net.inputs[0].dtype == "int32":
-        return draw.integers(0, 30000, shape).astype(np.int32)
-    return draw.standard_normal(shape).astype(np.float32)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.nets.drawn_nets import Residual
 from benchmarks.nets.vision_nets import exported
 from neural_mp import MixedPrecision
 
@@ -64,15 +65,6 @@ class Known:
 
 def _always_right(model: Any) -> float:
     return 1.0
-
-
-class _Residual(nn.Module):
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.layers(x)
 
 
 class _Gate(nn.Module):
@@ -164,7 +156,7 @@ def _depthwise() -> nn.Module:
 
 def _residual() -> nn.Module:
     block = (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
-    return nn.Sequential(_convs(3, 32), _Residual(*block), nn.ReLU(), _convs(32, 64))
+    return nn.Sequential(_convs(3, 32), Residual(nn.Sequential(*block)), nn.ReLU(), _convs(32, 64))
 
 
 def _dense(*widths: int, between: type[nn.Module] = nn.ReLU) -> nn.Module:

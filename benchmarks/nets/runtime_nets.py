@@ -13,6 +13,7 @@ from benchmarks.nets.architecture_nets import ARCHITECTURES
 from benchmarks.nets.bert import bert_base
 from benchmarks.nets.case import Arrays, Case
 from benchmarks.nets.drawn_nets import drawn_case
+from benchmarks.nets.export import write_onnx
 from benchmarks.nets.vision_nets import images, torch_net
 
 
@@ -42,36 +43,29 @@ def case_of(name: str) -> Case:
     return fixed[name] if name in fixed else drawn_case(name)
 
 
-def write_sources(name: str, folder: Path) -> None:
-    """Write the model as ONNX and, per batch size, as exported program, and calibration samples.
+def write_source(name: str, folder: Path) -> None:
+    """Write the model as ONNX, and calibration samples.
 
-    The ONNX file takes the first batch size only where torch exports no other.
+    The file takes the first batch size only where torch exports no other.
     """
     case = case_of(name)
-    net, batch = case.build(), torch.export.Dim("batch")
+    net, path = case.build(), folder / "fp32.onnx"
     try:
-        _write_onnx(net, case, 2, tuple({0: batch} for _ in case.names), folder)
+        write_onnx(net, _named(case, 2, TIMED), path)
     except torch.onnx.OnnxExporterError:
-        _write_onnx(net, case, case.batches[0], None, folder)
-    for size in case.batches:
-        program = torch.export.export(net, tuple(map(torch.from_numpy, case.draw(size, TIMED))))
-        torch.export.save(program, folder / f"{size}.pt2")
-    samples = case.draw(CALIBRATION, CALIBRATED)
-    np.savez(folder / "calibration.npz", **dict(zip(case.names, samples, strict=True)))
+        write_onnx(net, _named(case, case.batches[0], TIMED), path, free=None)
+    np.savez(folder / "calibration.npz", **_named(case, CALIBRATION, CALIBRATED))
 
 
-def _write_onnx(net: nn.Module, case: Case, size: int, shapes: Any, folder: Path) -> None:
-    torch.onnx.export(
-        net,
-        tuple(map(torch.from_numpy, case.draw(size, TIMED))),
-        str(folder / "fp32.onnx"),
-        input_names=list(case.names),
-        output_names=["result"],
-        dynamic_shapes=shapes,
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+def _named(case: Case, count: int, seed: int) -> dict[str, np.ndarray]:
+    return dict(zip(case.names, case.draw(count, seed), strict=True))
+
+
+def write_program(name: str, folder: Path, size: int) -> None:
+    """Write the model as exported program of a batch size."""
+    case = case_of(name)
+    example = tuple(map(torch.from_numpy, case.draw(size, TIMED)))
+    torch.export.save(torch.export.export(case.build(), example), folder / f"{size}.pt2")
 
 
 def reference(name: str) -> tuple[nn.Module, np.ndarray]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.measurement.search_data import Digits, kept
+from benchmarks.nets.export import write_onnx
 
 CHAIN_FACTOR, RESIDUAL_FACTOR, NORM_FACTOR = 1024.0, 400.0, 300.0
 
@@ -224,6 +226,15 @@ def plain_net(name: str) -> nn.Module:
     return with_weights(net, weights)
 
 
+def net_in(framework: str, name: str) -> Any:
+    """Return a net as a user of a framework has it."""
+    if framework == "tensorflow":
+        from benchmarks.nets.search_keras import keras_net
+
+        return keras_net(name)
+    return str(onnx_file(name)) if framework == "onnx" else search_net(name)
+
+
 def search_net(name: str) -> nn.Module:
     """A net as the benchmark tunes it, with its hostile places."""
     net, spoil = plain_net(name), NETS[name][3]
@@ -268,17 +279,7 @@ def onnx_file(name: str) -> Path:
     """The net as torch's exporter writes it, its batch open."""
     path = kept(f"{name}.onnx", __file__)
     if not path.exists():
-        torch.onnx.export(
-            search_net(name),
-            (torch.zeros(2, 1, 8, 8),),
-            str(path),
-            input_names=["image"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        write_onnx(search_net(name), {"image": np.zeros((2, 1, 8, 8), np.float32)}, path)
     return path
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.nets.export import write_onnx
+
 _SIDE, _CELLS = 224, 14
 #: A factor of the last batch norm of ResNet-50's branches; what is added ahead of MobileNetV2's
 #: activations.
@@ -35,8 +37,7 @@ def torch_net(name: str) -> Any:
     """A model in torch."""
     import torch
 
-    from benchmarks.nets.efficientnet import efficientnet_b0
-    from benchmarks.nets.mobilenetv2 import mobilenetv2
+    from benchmarks.nets.mobile_nets import efficientnet_b0, mobilenetv2
     from benchmarks.nets.resnet50 import resnet50
 
     build = {"resnet50": resnet50, "mobilenetv2": mobilenetv2, "efficientnetb0": efficientnet_b0}
@@ -90,19 +91,9 @@ def onnx_net(name: str) -> bytes:
 
 def exported(net: Any, example: np.ndarray) -> bytes:
     """A net in torch as an ONNX file."""
-    import torch
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.onnx"
-        torch.onnx.export(
-            net,
-            (torch.from_numpy(example),),
-            str(file),
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        write_onnx(net, {"x": example}, file)
         return file.read_bytes()
 
 

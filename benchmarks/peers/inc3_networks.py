@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+#: Tokens of a window of the decoder.
+CONTEXT = 128
 #: Tolerated relative losses of accuracy of the searches.
 TOLERATED = {"mlp": 0.002, "cnn": 0.002, "decoder": 0.01}
 
@@ -36,7 +38,7 @@ def network(name: str) -> nn.Module:
         num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=6,
-        max_position_embeddings=128,
+        max_position_embeddings=CONTEXT,
         bos_token_id=0,
         eos_token_id=0,
     )

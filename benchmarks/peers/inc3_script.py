@@ -32,6 +32,7 @@ from neural_compressor.torch.quantization import (
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from benchmarks.measurement.clock import peak_memory
 from benchmarks.peers.inc3_networks import TOLERATED, network
 
 ALGORITHMS = {"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig}
@@ -160,13 +161,6 @@ def file_bytes(job: Job, model: Any) -> int:
             folder.mkdir()
             torch.save(model.state_dict(), folder / "weights.pt")
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def peak_memory() -> int:
-    """Return the most memory that the process ever held, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
-    return int(kilobytes) * 1024
 
 
 def main(folder: str, case: str) -> None:

@@ -6,12 +6,11 @@ PEER -m benchmarks.peers.inc_pytorch model
 import json
 import sys
 
-import psutil
+import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.measurement.clock import Clock
-from benchmarks.measurement.peak import peak_memory
-from benchmarks.nets.torch_nets import NETS
+from benchmarks.measurement.clock import Clock, peak_memory
+from benchmarks.nets.runtime_nets import AT_ONCE, CALIBRATED, CALIBRATION, case_of
 
 
 class Labelled(Dataset):
@@ -29,19 +28,15 @@ class Labelled(Dataset):
 
 
 def main() -> None:
-    chosen = NETS[sys.argv[1]]
+    case = case_of(sys.argv[1])
     from neural_compressor import PostTrainingQuantConfig, quantization
 
-    net = chosen.build()
-    loader = DataLoader(Labelled(chosen.inputs(chosen.samples)), batch_size=chosen.batch)
-    config = PostTrainingQuantConfig(calibration_sampling_size=[chosen.samples])
-    baseline, clock = psutil.Process().memory_info().rss, Clock()
+    net, samples = case.build(), case.draw(CALIBRATION, CALIBRATED)
+    loader = DataLoader(Labelled([torch.from_numpy(array) for array in samples]), AT_ONCE)
+    config, clock = PostTrainingQuantConfig(calibration_sampling_size=[CALIBRATION]), Clock()
     with clock.part("all"):
-        quantized = quantization.fit(net, config, calib_dataloader=loader)
-    names = [f"{type(m).__module__}.{type(m).__name__}" for m in quantized.model.modules()]
-    layers = sum("quantized" in name and ("Conv" in name or "Linear" in name) for name in names)
-    memory = (peak_memory() - baseline) / 1e6
-    print(json.dumps({"parts": clock.parts, "megabytes": memory, "layers": layers}))
+        quantization.fit(net, config, calib_dataloader=loader)
+    print(json.dumps({"parts": clock.parts, "peak_bytes": peak_memory()}))
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def main():
         figures["accuracy"] = float((predicted == data["labels"]).mean())
         figures["kept"] = side.kept(result.model)
         figures["speedup"] = speedup(side, result, data["images"][:BATCH])
-    print(json.dumps({"peer": figures}))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

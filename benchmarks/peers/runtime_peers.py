@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measurement.clock import Clock
-from benchmarks.measurement.peak import peak_memory
+from benchmarks.measurement.clock import Clock, peak_memory
 
 Feeds = dict[str, np.ndarray]
 _BATCH = 8

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measurement.children import child_command
+from benchmarks.measurement.children import ChildError, run_child
 from benchmarks.measurement.search_data import BATCH, Digits
 from benchmarks.measurement.search_run import Case, Row
 
@@ -23,13 +21,12 @@ def peer_rows(case: Case, python: str, strategies: list[str], max_trials: int) -
         row = Row(case.framework, case.model, f"INC {strategy}")
         rows.append(row)
         arguments = (case.framework, case.model, folder, strategy, max_trials)
-        command = child_command("peers.inc_search", *arguments, python=python)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"peer"')]
-        if done.returncode or not lines:
-            row.error = (done.stderr.strip().splitlines() or ["it gave no result"])[-1]
+        try:
+            figures = run_child("peers.inc_search", *arguments, python=python, folder=folder)
+        except ChildError as error:
+            row.error = str(error).splitlines()[-1]
             continue
-        for name, value in json.loads(lines[-1])["peer"].items():
+        for name, value in figures.items():
             setattr(row, name, value)
     return rows
 

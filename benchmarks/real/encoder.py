@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.nets.export import write_onnx
 from benchmarks.real.case import Batches, Case, Split, shipped
 from benchmarks.real.texts import described
 
@@ -97,23 +98,10 @@ def torch_encoder() -> Any:
 
 def onnx_file(scratch: Path) -> str:
     """The same as torch's exporter writes it."""
-    import torch
-
     path = scratch / "encoder.onnx"
     if not path.exists():
         inputs, _ = batches("calibration").made[0]
-        sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
-        torch.onnx.export(
-            torch_encoder(),
-            tuple(map(torch.from_numpy, inputs.values())),
-            str(path),
-            input_names=list(inputs),
-            output_names=["result"],
-            dynamic_shapes=(sizes, sizes),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        write_onnx(torch_encoder(), inputs, path, {0: "texts", 1: "tokens"})
     return str(path)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
-
-from benchmarks.nets.optimized import optimized_graph
 
 
 def integer_kernels(framework: str, model: Any) -> int:
@@ -19,6 +19,19 @@ def integer_kernels(framework: str, model: Any) -> int:
         graphs = [part.runnable.graph for part in model.parts.values()]
         return sum("onednn" in str(node.target) for graph in graphs for node in graph.nodes)
     return sum("Quantized" in node.op for node in model.graph.nodes.values())
+
+
+def optimized_graph(file: str | Path) -> Any:
+    """A `GraphProto` of its kernels, without the weights."""
+    import onnx
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
 
 
 def _nodes(graph: Any) -> Any:

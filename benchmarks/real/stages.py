@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measurement.peak import peak_memory
+from benchmarks.measurement.clock import peak_memory
 from benchmarks.real import case_named
 from benchmarks.real.case import Case, Metric, MissingPartError
 from benchmarks.real.kernels import integer_kernels
