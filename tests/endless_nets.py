@@ -1,5 +1,7 @@
 """Nets with a loop that never ends for some inputs."""
 
+import threading
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -37,3 +39,13 @@ def endless_onnx(above: float) -> onnx.ModelProto:
     ]
     constants = {**WEIGHTS, "above": np.array(above, np.float32), "step": np.ones(1, np.float32)}
     return graph(nodes, {"x": ["batch", 8]}, ["y"], constants)
+
+
+def run_in_thread(function, by_main):
+    """Call a function in this thread, or in another one, and wait for its end."""
+    if by_main:
+        function()
+        return
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()

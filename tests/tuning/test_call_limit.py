@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 import pytest
-from endless_nets import endless_onnx
+from endless_nets import endless_onnx, run_in_thread
 
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.core.criterion import Deadline, UnreturnedCallError
@@ -68,12 +68,7 @@ def test_a_call_that_never_returns_is_ended_in_any_thread(limit, hang, by_main):
             limit.run_part(lambda: call_user(hang, form="eval_func(model)"))
         caught.append(error.value)
 
-    if by_main:
-        run()
-    else:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+    run_in_thread(run, by_main)
     assert time.monotonic() - started < HANGS_SECONDS / 3
     assert isinstance(caught[0], TuningError)
     message = str(caught[0])

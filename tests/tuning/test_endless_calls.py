@@ -5,13 +5,12 @@ from __future__ import annotations
 import _thread
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import onnx
 import pytest
-from endless_nets import WEIGHTS, endless_onnx
+from endless_nets import WEIGHTS, endless_onnx, run_in_thread
 from onnx_nets import graph, op
 
 from neural_mp import ExitPolicy, MixedPrecision
@@ -96,12 +95,7 @@ def run(converter, by_main=True):
         except UnreturnedCallError as error:
             ended.append(error)
 
-    if by_main:
-        run_once()
-    else:
-        thread = threading.Thread(target=run_once)
-        thread.start()
-        thread.join()
+    run_in_thread(run_once, by_main)
     assert time.monotonic() - started < HANGS_SECONDS / 2
     return ended[0]
 

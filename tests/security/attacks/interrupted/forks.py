@@ -82,6 +82,13 @@ def _load(saved: Path) -> None:
     assert np.isfinite(outputs).all()
 
 
+def _load_on_one_thread(saved: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    _load(saved)
+
+
 def _in_thread(call: Callable[[], Any]) -> None:
     errors: list[BaseException] = []
 
@@ -164,6 +171,7 @@ USES: dict[str, _Use] = {
     "does nothing": lambda f, d, r: _forked(lambda: None),
     "exits": lambda f, d, r: _forked(lambda: None, exits=True),
     "loads and exits": lambda f, d, r: _forked(lambda: _load(d / "saved"), exits=True),
+    "loads on one thread": lambda f, d, r: _forked(lambda: _load_on_one_thread(d / "saved")),
     "loads in a thread": lambda f, d, r: _forked(lambda: _in_thread(lambda: _load(d / "saved"))),
     "calls in a thread": lambda f, d, r: _forked(lambda: _in_thread(lambda: r(_BATCH))),
     "forks and loads": lambda f, d, r: _forked(
