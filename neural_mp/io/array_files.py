@@ -112,15 +112,12 @@ def _check_archive(path: Path) -> None:
                     f"others uncompressed, by numpy.savez"
                 )
             for member in members:
-                _check_declared_member(archive, member)
+                if member.filename.endswith(_ARRAY):
+                    with archive.open(member) as file:
+                        name = f"{member.filename[:100]!r}"
+                        _check_declared_array(file, member.file_size, name)
     except (RuntimeError, NotImplementedError) as error:  # e.g. encrypted, of an unknown version
         raise ValueError(str(error)) from error
-
-
-def _check_declared_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    if member.filename.endswith(_ARRAY):
-        with archive.open(member) as file:
-            _check_declared_array(file, member.file_size, f"{member.filename[:100]!r}")
 
 
 def _check_declared_array(file: Any, size: int, what: str) -> None:

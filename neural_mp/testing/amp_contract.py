@@ -13,7 +13,6 @@ import pytest
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import LEVEL, PREFIXES, SWITCH, build_canonical_lists
-from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.testing.fixtures import machine
@@ -99,11 +98,6 @@ class AmpContract(OnDigits):
         unedited[:] = unedited or [self.tuned(net)]
         return unedited[0]
 
-    def by_kind(self, values: Mapping[str, Any], graph: OpGraph, kinds: Mapping[str, Any]) -> dict:
-        """Convert a dict with op keys to kind keys."""
-        kind_of = {op_type: kind for kind, types in kinds.items() for op_type in types}
-        return {kind_of.get(graph[op].type): value for op, value in values.items()}
-
     def space(self, net, images):
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=images)
@@ -115,12 +109,12 @@ class AmpContract(OnDigits):
         narrowed = space.restricted_to([Precision.BF16])
         plan = narrowed.resolve(narrowed.fastest_plan())
         paints = narrowed.painting(plan, Precision.BF16).paints
-        able = {
-            op: paint.colour.value
+        kinds = {op_type: kind for kind, types in adaptor.op_kinds.items() for op_type in types}
+        colours = {
+            kinds.get(space.graph[op].type): paint.colour.value
             for op, paint in paints.items()
             if Precision.BF16 in space.capabilities[op].precisions  # without shape ops
         }
-        colours = self.by_kind(able, space.graph, adaptor.op_kinds)
         assert colours == {**self.colours} | dict.fromkeys(self.outputs, "allowed")
 
     def test_the_frameworks_own_lists_agree_with_them(self, net, images):

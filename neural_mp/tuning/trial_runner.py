@@ -308,10 +308,6 @@ _NOT_EVALUATED = "not evaluated before the time limit"
 _IMPROVABLE = (Outcome.MISSED, Outcome.PRUNED)
 
 
-def _is_reconstructed(trial: Trial) -> bool:
-    return any(config.is_reconstructed for config in trial.plan.configs.values())
-
-
 def train_closest_plan(
     job: TuningJob,
     model: AnyTunableModel,
@@ -329,7 +325,11 @@ def train_closest_plan(
     """
     improvable = [trial for trial in trials if trial.outcome in _IMPROVABLE]
     # Of equal losses, training goes further from reconstructed weights.
-    promising = find_closest_trial(sorted(improvable, key=_is_reconstructed, reverse=True))
+    improvable.sort(
+        key=lambda trial: any(config.is_reconstructed for config in trial.plan.configs.values()),
+        reverse=True,
+    )
+    promising = find_closest_trial(improvable)
     if job.train is None or promising is None:
         return None, None
     label = f"the plan of trial {promising.number + 1}"

@@ -183,13 +183,15 @@ def has_one_position(output: ov.Output) -> bool:
 
 def _is_convolution_result(output: ov.Output) -> bool:
     """Whether a result is that of a convolution, or of its bias, with a single reader."""
-    node = output.get_node()
-    if len(output.get_target_inputs()) != 1:
-        return False
-    if has_role(node, Role.SUM):
-        computed = [layer for layer in node.input_values() if not is_constant(layer)]
-        return len(computed) == 1 and _is_convolution_result(computed[0])
-    return has_role(node, Role.CONVOLUTION) and has_weight(node)
+    while len(output.get_target_inputs()) == 1:
+        node = output.get_node()
+        if not has_role(node, Role.SUM):
+            return has_role(node, Role.CONVOLUTION) and has_weight(node)
+        computed = [operand for operand in node.input_values() if not is_constant(operand)]
+        if len(computed) != 1:
+            return False
+        (output,) = computed
+    return False
 
 
 def find_quantized_sums(

@@ -6,7 +6,7 @@ conversion: DequantizeLinear, QuantizeLinear, DequantizeLinear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -178,11 +178,7 @@ class _Writer:
             results = {r: self._choose_output_grid(node, r, dtype) for r in list_used_outputs(node)}
         if weight is not None and config.weight is not None:
             scale = float(grids[0].scale)
-            least_step = 0.0
-            if node.op_type in _PRODUCTS and dtype.bits == 16:
-                steps = (float(grid.scale) for grid in results.values())
-                least_step = _LEAST_STEP_RATIO * max(steps, default=0.0)
-            grid = self._replace_weight(node, weight, config, scale, least_step)
+            grid = self._replace_weight(node, weight, config, scale, results.values())
             if bias is not None and BIAS_CORRECTION in config.corrections:
                 error = grid.dequantize_integers(
                     grid.quantize_values(require_constant_array(weight))
@@ -221,12 +217,9 @@ class _Writer:
             ) from None
 
     def _activation_grid(self, value: ir.Value, dtype: QuantDType) -> Grid:
-        return make_observed_grid(
-            self._get_observed_range(value),
-            dtype,
-            self.profile.activation,
-            self._bounds.get(str(value.name), UNBOUNDED),
-        )
+        bounds = self._bounds.get(str(value.name), UNBOUNDED)
+        observed = self._get_observed_range(value)
+        return make_observed_grid(observed, dtype, self.profile.activation, bounds)
 
     def _choose_output_grid(self, node: ir.Node, value: ir.Value, dtype: QuantDType) -> Grid:
         fixed = self.profile.fixed.get(node.op_type, {}).get(dtype)
@@ -295,14 +288,13 @@ class _Writer:
         weight: ir.Value,
         config: OpConfig,
         data_scale: float,
-        least_step: float,
+        results: Iterable[Grid],
     ) -> Grid:
         assert config.weight is not None
         spec, values = config.weight, require_constant_array(weight)
         by_channel = spec.granularity is Granularity.PER_CHANNEL
         axis = find_channel_axis(node) if by_channel else None
-        of_bias = self._least_weight_scale(node, axis, data_scale)
-        least = np.maximum(of_bias, least_step / data_scale)
+        least = self._least_weight_scale(node, axis, data_scale, results)
         is_power = self.profile.weight.needs_power_of_two
         grid = make_weight_grid(values, spec.dtype, axis, is_power, least)
         position = list(node.inputs).index(weight)
@@ -315,17 +307,20 @@ class _Writer:
         return grid
 
     def _least_weight_scale(
-        self, node: ir.Node, axis: int | None, data_scale: float
-    ) -> np.ndarray | float:
-        """Return the least scales with which the bias fits its integers.
+        self, node: ir.Node, axis: int | None, data_scale: float, results: Iterable[Grid]
+    ) -> Array | float:
+        """Return the least scales with which 16-bit results and the bias fit their integers.
 
         Activations of 16 bits and a channel of tiny weights would exceed int32.
         """
+        is_wide = node.op_type in _PRODUCTS
+        steps = [float(grid.scale) for grid in results if is_wide and grid.dtype.bits == 16]
+        least = _LEAST_STEP_RATIO * max(steps, default=0.0) / data_scale
         bias = find_constant_bias(node)
         if bias is None or self.profile.bias != "int32":
-            return 0.0
-        least = np.abs(require_constant_array(bias).astype(np.float64)) / (data_scale * _MAX_BIAS)
-        return least.ravel() if axis is not None else float(least.max(initial=0.0))
+            return least
+        of_bias = np.abs(require_constant_array(bias).astype(np.float64)) / (data_scale * _MAX_BIAS)
+        return np.maximum(of_bias.ravel() if axis is not None else of_bias.max(initial=0.0), least)
 
     def _correct_bias(
         self, node: ir.Node, bias: ir.Value, data: ir.Value | None, error: Array

@@ -405,7 +405,8 @@ def _match_moment(value: ir.Value | None) -> AxisOf | None:
     node = _match_producer(value, "ReduceMean", "Mul", "Div")
     if node is None:
         return None
-    candidates = [node] if node.op_type == "ReduceMean" else map(_match_sum, node.inputs)
+    sums = (_match_producer(operand, "ReduceSum") for operand in node.inputs)
+    candidates = [node] if node.op_type == "ReduceMean" else sums
     reduction = next((candidate for candidate in candidates if candidate is not None), None)
     if reduction is None or (data := reduction.inputs[0]) is None or data.shape is None:
         return None
@@ -467,10 +468,6 @@ def _sum_with_number(value: ir.Value | None) -> tuple[ir.Value | None, float | N
         if node is not None and number is not None:
             return node.inputs[1 - position], number
     return None, None
-
-
-def _match_sum(value: ir.Value | None) -> ir.Node | None:
-    return _match_producer(value, "ReduceSum")
 
 
 def _skip_views(value: ir.Value | None) -> ir.Value | None:

@@ -410,10 +410,7 @@ class FourListsMode(TorchFunctionMode):
         for tensor in _iterate_nested_tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
-                self._dangerous[key] = weakref.ref(tensor, partial(self._forget_tensor, key))
-
-    def _forget_tensor(self, key: int, _: weakref.ref[torch.Tensor]) -> None:
-        self._dangerous.pop(key, None)
+                self._dangerous[key] = weakref.ref(tensor, partial(self._dangerous.pop, key))
 
 
 def _gather_castable(values: Iterable[Any], floats: list[Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -320,13 +321,8 @@ def bert(
         articles in `label_file`.
     """
     file, articles = _read_questions("bert", root, label_file, task, model_type)
-    return QuestionRecords(RecordDataset("bert", (file,), _decode_with_id), articles, by_name=True)
-
-
-def _decode_with_id(serialized: bytes) -> dict[str, np.ndarray]:
-    record = Record.parse_example(serialized)
-    named = {"unique_ids": record.read_integer("unique_ids"), **_read_integer_features(record)}
-    return {name: np.asarray(values, dtype=np.int32) for name, values in named.items()}
+    records = RecordDataset("bert", (file,), partial(_decode_features, with_id=True))
+    return QuestionRecords(records, articles, by_name=True)
 
 
 @dataset("mzbert", "tensorflow", ignored=("num_cores", "filter"), needs=import_tensorflow_for)
@@ -338,16 +334,18 @@ def model_zoo_bert(
     Inputs are int64 arrays `[L]`: `input_ids`, `input_mask` and `segment_ids`.
     """
     file, articles = _read_questions("mzbert", root, label_file, task, model_type)
-    records = RecordDataset("mzbert", (file,), _decode_without_id)
+    records = RecordDataset("mzbert", (file,), partial(_decode_features, with_id=False))
     return QuestionRecords(records, articles, by_name=False)
 
 
-def _decode_without_id(serialized: bytes) -> dict[str, np.ndarray]:
-    return _read_integer_features(Record.parse_example(serialized))
-
-
-def _read_integer_features(record: Record) -> dict[str, np.ndarray]:
-    return {name: record.read_integers(name) for name in FEATURES}
+def _decode_features(serialized: bytes, with_id: bool) -> dict[str, np.ndarray]:
+    """Return the features of a record; with the id, as int32."""
+    record = Record.parse_example(serialized)
+    if not with_id:
+        return {name: record.read_integers(name) for name in FEATURES}
+    named = {"unique_ids": record.read_integer("unique_ids")}
+    named |= {name: record.read_integers(name) for name in FEATURES}
+    return {name: np.asarray(values, dtype=np.int32) for name, values in named.items()}
 
 
 def _check_python_dataset(option: str, value: Any) -> Any:

@@ -172,16 +172,8 @@ class SmoothQuantConfig(Int8Config):
 
 #: Name of an algorithm → its configuration.
 TENSORFLOW_CONFIGS = {kind.name: kind for kind in (StaticQuantConfig, SmoothQuantConfig)}
-
-
-def get_default_static_quant_config() -> StaticQuantConfig:
-    """Return the default configuration."""
-    return StaticQuantConfig()
-
-
-def get_default_sq_config() -> SmoothQuantConfig:
-    """Return the default configuration."""
-    return SmoothQuantConfig()
+#: The default configuration of an algorithm has no options.
+get_default_static_quant_config, get_default_sq_config = StaticQuantConfig, SmoothQuantConfig
 
 
 _ITERATIONS = 100

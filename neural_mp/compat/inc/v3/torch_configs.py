@@ -423,49 +423,16 @@ def get_default_AutoRound_config(processor_type: object = None) -> AutoRoundConf
     return AutoRoundConfig(use_layer_wise=is_client(processor_type))
 
 
-def get_default_awq_config() -> AWQConfig:
-    """Return the default configuration."""
-    return AWQConfig()
-
-
-def get_default_teq_config() -> TEQConfig:
-    """Return the default configuration."""
-    return TEQConfig()
-
-
-def get_default_hqq_config() -> HQQConfig:
-    """Return the default configuration."""
-    return HQQConfig()
-
-
-def get_default_dynamic_config() -> DynamicQuantConfig:
-    """Return the default configuration."""
-    return DynamicQuantConfig()
-
-
-def get_default_static_config() -> INT8StaticQuantConfig:
-    """Return the default configuration."""
-    return INT8StaticQuantConfig()
-
-
-def get_default_fp8_config() -> FP8Config:
-    """Return the default configuration."""
-    return FP8Config()
-
-
-def get_default_sq_config() -> SmoothQuantConfig:
-    """Return the default configuration."""
-    return SmoothQuantConfig()
-
-
-def get_default_mixed_precision_config() -> MixedPrecisionConfig:
-    """Return the default configuration."""
-    return MixedPrecisionConfig()
-
-
-def get_default_mixed_precision_config_set() -> MixedPrecisionConfig:
-    """Return the default configurations for tuning."""
-    return MixedPrecisionConfig.get_config_set_for_tuning()
+#: The default configuration of these algorithms has no options.
+get_default_awq_config = AWQConfig
+get_default_teq_config = TEQConfig
+get_default_hqq_config = HQQConfig
+get_default_dynamic_config = DynamicQuantConfig
+get_default_static_config = INT8StaticQuantConfig
+get_default_fp8_config = FP8Config
+get_default_sq_config = SmoothQuantConfig
+get_default_mixed_precision_config = MixedPrecisionConfig
+get_default_mixed_precision_config_set = MixedPrecisionConfig.get_config_set_for_tuning
 
 
 def get_default_double_quant_config(type: str = "BNB_NF4") -> RTNConfig:
