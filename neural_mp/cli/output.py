@@ -57,7 +57,7 @@ class Output:
     """Standard output and standard error of a command; a context manager for its duration.
 
     Attributes:
-        kept: message if the command ends early: what is kept beside files, and how to resume.
+        continuation: message if the command ends early: what is kept, and how to continue.
         saved: file or folder that the command has saved.
         interrupted_by: number of the signal of Ctrl-C or SIGTERM; None without.
     """
@@ -66,7 +66,7 @@ class Output:
         self, as_json: JsonOption = False, quiet: QuietOption = False, verbose: VerboseOption = 0
     ) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
-        self.kept = ""
+        self.continuation = ""
         self.saved: Path | None = None
         self.interrupted_by: int | None = None
         self._stack = ExitStack()
@@ -106,7 +106,7 @@ class Output:
 
     def _describe_kept(self) -> str:
         saved = "" if self.saved is None else f"saved to {self.saved}"
-        return "; ".join(filter(None, (saved, self.kept))) or "nothing was saved"
+        return "; ".join(filter(None, (saved, self.continuation))) or "nothing was saved"
 
     def check_single_format(self, as_csv: bool) -> None:
         """Check that JSON and CSV are not combined.

@@ -49,7 +49,7 @@ def tune(
         search.require_evaluation(source)
     search.apply_to(converter)
     converter.set_default("runtime", AUTO_RUNTIME)
-    out.kept = "finished trials are kept; continue with --resume"
+    out.continuation = "finished trials are kept; continue with --resume"
     listener = Listener() if out.quiet else LiveListener(create_error_console(), summary=False)
     converter.listener = listener
     result = converter()
@@ -81,7 +81,7 @@ def tune_many(
     from neural_mp import jobs
     from neural_mp.reporting.jobs import JobsListener, LiveJobs, build_jobs_table
 
-    out.kept = "finished jobs are kept; continue with the same command"
+    out.continuation = "finished jobs are kept; continue with the same command"
     listener = JobsListener() if out.quiet else LiveJobs()
     results = jobs.tune_many(
         files, workers=workers, output=output, listener=listener, trust=trust or ()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.kernels.fusion import Affine
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, count_constant_bytes
+from neural_mp.adaptors.onnxrt.graph.shape_inference import infer_tensor_types
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, iterate_node_bodies
 from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, is_convolution, is_dequantize, is_quantize
 from neural_mp.adaptors.onnxrt.kernels.registry import runs_natively
@@ -242,7 +242,7 @@ def _infer_results(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value
         return {}
     isolated = _isolate_nodes(program, nodes, results)
     try:
-        common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(isolated)
+        infer_tensor_types(isolated)
     except Exception:
         # The exceptions of the checker vary.
         logger.debug("the sizes of constants are unknown", exc_info=True)

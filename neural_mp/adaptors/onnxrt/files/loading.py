@@ -114,15 +114,15 @@ def load_model(source: object, spec: InputSpec, provider: str) -> OnnxModel:
         DataError: the example does not fit the model.
     """
     file = _read_source(source)
-    given, program = parse_program_graph(file), parse_program_graph(file)
-    origin = Origin.from_program(file.folder, given)
-    signature = read_signature(given).select_ports(spec.names, spec.outputs)
+    original, program = parse_program_graph(file), parse_program_graph(file)
+    origin = Origin.from_program(file.folder, original)
+    signature = read_signature(original).select_ports(spec.names, spec.outputs)
     folder = origin.folder if origin else None
-    original = _start_runner(given, program, folder, provider)
+    runner = _start_runner(original, program, folder, provider)
     _keep_outputs(program, signature)
     feeds, unsure = spec.make_feeds(signature)
-    reference = Reference.from_runner(original, given, signature, feeds)
-    del original  # two sessions at a time would double the memory
+    reference = Reference.from_runner(runner, original, signature, feeds)
+    del runner  # two sessions at a time would double the memory
     obstacle = quantized = None
     try:
         warnings = _canonicalize_and_check(program, reference, folder, provider)
@@ -140,7 +140,7 @@ def load_model(source: object, spec: InputSpec, provider: str) -> OnnxModel:
         program,
         signature,
         feeds,
-        given,
+        original,
         warnings=(*warnings, *unsure),
         origin=origin,
         opset=get_onnx_opset(program),
@@ -152,7 +152,9 @@ def load_model(source: object, spec: InputSpec, provider: str) -> OnnxModel:
     )
 
 
-def _start_runner(given: ir.Model, program: ir.Model, folder: Path | None, provider: str) -> Runner:
+def _start_runner(
+    original: ir.Model, program: ir.Model, folder: Path | None, provider: str
+) -> Runner:
     """Return a session of a model without optimization.
 
     The `onnx` package writes its own newest IR version into every model, which an older runtime
@@ -163,13 +165,13 @@ def _start_runner(given: ir.Model, program: ir.Model, folder: Path | None, provi
         ModelLoadError: ONNX Runtime rejects the model.
     """
     try:
-        return Runner(given, folder, provider, level=PLAIN)
+        return Runner(original, folder, provider, level=PLAIN)
     except ConversionError as error:
         newest = _NEWEST_VERSION.search(str(error))
-        if newest is None or given.ir_version <= int(newest[1]):
+        if newest is None or original.ir_version <= int(newest[1]):
             raise ModelLoadError(str(error)) from error
-        given.ir_version = program.ir_version = int(newest[1])
-        return _start_runner(given, program, folder, provider)
+        original.ir_version = program.ir_version = int(newest[1])
+        return _start_runner(original, program, folder, provider)
 
 
 def _canonicalize_and_check(
@@ -190,7 +192,7 @@ def _canonicalize_and_check(
         raise ConversionError(f"its graph cannot be canonicalized: {one_line(error)}") from error
     try:
         # A session of a long graph takes longer than all else.
-        is_unchanged = computes_same(program, reference.given)
+        is_unchanged = computes_same(program, reference.original)
         prepared = None if is_unchanged else Runner(program, folder, provider, level=PLAIN)
     except ConversionError as error:
         raise ConversionError(f"its canonicalized graph is invalid: {error}") from error
@@ -199,7 +201,7 @@ def _canonicalize_and_check(
         if prepared is not None:
             reference.check_outputs(prepared, folder, provider)
     except ConversionError as error:
-        previous, current = get_onnx_opset(reference.given), get_onnx_opset(program)
+        previous, current = get_onnx_opset(reference.original), get_onnx_opset(program)
         changed = f"opset {previous} cannot be changed to {current}"
         unequal = "its canonicalized graph is not equal to the original"
         raise ConversionError(f"{changed if previous != current else unequal}: {error}") from error
@@ -350,28 +352,28 @@ class Reference:
     """The results of the original graph on a few samples.
 
     Attributes:
-        given: the original graph.
+        original: the original graph.
         feeds: the samples.
         outputs: the tensors to compare.
         results: their values; None if the original fails, e.g. on synthetic inputs.
     """
 
-    given: ir.Model
+    original: ir.Model
     feeds: dict[str, Array]
     outputs: list[str]
     results: list[Any] | None
 
     @classmethod
     def from_runner(
-        cls, original: Runner, given: ir.Model, signature: Signature, feeds: dict[str, Array]
+        cls, runner: Runner, original: ir.Model, signature: Signature, feeds: dict[str, Array]
     ) -> Reference:
         """Run the original graph on the first samples of a batch."""
         few = next(in_parts(feeds, signature.count_samples(feeds), _COMPARED_SAMPLES))
         outputs = signature.output_tensors
         try:
-            return cls(given, few, outputs, original(few, outputs))
+            return cls(original, few, outputs, runner(few, outputs))
         except ConversionError:
-            return cls(given, few, outputs, None)
+            return cls(original, few, outputs, None)
 
     def check_outputs(self, prepared: Runner, folder: Path | None, provider: str) -> None:
         """Check that a rewritten graph yields the same.
@@ -409,7 +411,7 @@ class Reference:
             else array
             for name, array in self.feeds.items()
         }
-        optimized = Runner(self.given, folder, provider)
+        optimized = Runner(self.original, folder, provider)
         return self.results is not None and _are_outputs_close(
             optimized(nudged, self.outputs), self.results
         )
