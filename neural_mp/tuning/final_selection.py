@@ -16,11 +16,10 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measurement.objectives import (
     find_best_trial,
     make_latency_figures,
-    select_finalists,
 )
 
-#: Maximum number of finalists measured together.
-_FINALISTS = 3
+#: Trials within this ratio of the best are measured again, interleaved, and so many at most.
+_FINALIST_RATIO, _FINALISTS = 1.25, 3
 #: Duration of the last measurement, as a multiple of a trial's.
 _LONGER = 4
 
@@ -151,11 +150,14 @@ def select_plan(
 
 
 def _select_finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
-    if Objective.PERFORMANCE in job.objectives:
-        return select_finalists(waiting, job.objectives, _FINALISTS)
-    best = find_best_trial(waiting, job.objectives)
-    assert best is not None
-    return [best]
+    """Return the best trials, best first, as far as noise may have misordered their latencies."""
+    if Objective.PERFORMANCE not in job.objectives:
+        best = find_best_trial(waiting, job.objectives)
+        assert best is not None
+        return [best]
+    ranked = sorted(waiting, key=lambda t: (t.relative_cost(job.objectives), t.number))
+    limit = ranked[0].relative_cost(job.objectives) * _FINALIST_RATIO
+    return [t for t in ranked if t.relative_cost(job.objectives) <= limit][:_FINALISTS]
 
 
 def _with_latency(

@@ -50,8 +50,6 @@ _BUSY_PATIENCE = 2.0
 _RESOLUTION = 0.005
 #: Minimum number of rounds in which several callers run at a time.
 _LEAST_BURSTS = 10
-#: Trials within this ratio of the best are measured again, interleaved.
-_FINALIST_RATIO = 1.25
 #: Fraction of a CPU below which other processes slow the runs, and the seconds that one holds.
 _LEAST_SHARE, _SHARE_HOLDS_SECONDS = 0.9, 5.0
 #: Minimum seconds of a measurement in which the CPU time of others is counted; the system counts
@@ -441,15 +439,6 @@ def judge_gain(
     measured = all(RELATIVE_FIGURES[name] in figures for name in objectives)
     is_costly = measured and compute_relative_cost(objectives, figures) >= 1
     return Outcome.SLOW if is_costly else Outcome.MET
-
-
-def select_finalists(
-    trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
-) -> list[Trial]:
-    """Return the best trials, best first, as far as noise may have misordered them."""
-    ranked = sorted(trials, key=lambda t: (t.relative_cost(objectives), t.number))
-    limit = ranked[0].relative_cost(objectives) * _FINALIST_RATIO
-    return [t for t in ranked if t.relative_cost(objectives) <= limit][:most]
 
 
 def find_best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
