@@ -69,7 +69,9 @@ class LongTable:
         for index, (heading, width) in enumerate(self._columns.items()):
             table.add_column(heading, overflow="fold", max_width=width)
             texts = {texts[index] for texts, _ in self._rows} or {""}
-            cells.append((max(texts, key=_line_width), max(texts, key=_word_width)))
+            longest_line = max(texts, key=lambda text: max(map(cell_len, text.split("\n"))))
+            longest_word = max(texts, key=lambda text: max(map(cell_len, text.split()), default=0))
+            cells.append((longest_line, longest_word))
         for row in zip(*cells, strict=True):
             table.add_row(*row)
         return table
@@ -80,14 +82,6 @@ class _Columns(TitledTable):
         """Return the width of each column with its padding."""
         within = options.update_width(options.max_width - self._extra_width)
         return self._calculate_column_widths(console, within)
-
-
-def _line_width(text: str) -> int:
-    return max(map(cell_len, text.split("\n")))
-
-
-def _word_width(text: str) -> int:
-    return max(map(cell_len, text.split()), default=0)
 
 
 def _wrap_cell(
