@@ -79,14 +79,19 @@ class OpenedPlan:
         measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
         footprints = Footprints(self.tunable, measurement.inputs)
         speed, costs = UNMEASURED, None
+        baseline_cpu_seconds = cpu_seconds = None
         if self.accelerator is None:
-            speed = compare_latency(*measurement.measure_rounds([self.loaded, converted]))
+            pair = [self.loaded, converted]
+            speed = compare_latency(*measurement.measure_rounds(pair))
+            baseline_cpu_seconds, cpu_seconds = measurement.count_cpu_seconds(pair)
         else:
             costs = TargetCosts(self.accelerator, *self.tunable.count_op_work(measurement.inputs))
         FREED.return_memory()
         space = self.tunable.space
         report = Report(
             **speed.report_figures,
+            baseline_cpu_seconds=baseline_cpu_seconds,
+            cpu_seconds=cpu_seconds,
             batch_size=measurement.batch_size,
             baseline_size=self.loaded.size,
             size=converted.size,
