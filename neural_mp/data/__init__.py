@@ -1,6 +1,12 @@
 """Datasets, transforms and the loader that YAML can name under `dataloader:`."""
 
-from neural_mp.data import choices, images, numpy_files, text  # import registers their names
+from neural_mp.data import (  # import registers their names
+    choices,
+    image_masks,
+    images,
+    numpy_files,
+    text,
+)
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
 from neural_mp.data.loader import OWN, Vocabulary, build_dataloader, build_dataset, build_transforms
 from neural_mp.data.registry import Registry
@@ -20,6 +26,7 @@ __all__ = [
     "build_dataset",
     "build_transforms",
     "choices",
+    "image_masks",
     "images",
     "numpy_files",
     "text",

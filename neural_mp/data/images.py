@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +52,23 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
         DataError: the file is missing or broken.
         MissingFrameworkError: Pillow is not installed.
     """
+    with _open_image(path, needed_by) as image:
+        return np.array(image if mode is None else image.convert(mode))
+
+
+def read_size(path: Path, needed_by: str) -> tuple[int, int]:
+    """Return height and width in pixels, as the header of an image file names them.
+
+    Raises:
+        DataError: the file is missing or broken.
+        MissingFrameworkError: Pillow is not installed.
+    """
+    with _open_image(path, needed_by) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def _open_image(path: Path, needed_by: str) -> Iterator[Any]:
     image_of = import_pillow(needed_by)
     try:
         image_of.init()
@@ -62,7 +81,7 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
                     f"{image.width} x {image.height} pixels exceed the limit of {most} pixels; "
                     f"raise PIL.Image.MAX_IMAGE_PIXELS"
                 )
-            return np.array(image if mode is None else image.convert(mode))
+            yield image
     except Exception as error:
         # Pillow's decoders raise any type, e.g. SyntaxError for a broken PNG.
         raise DataError(f"{path} cannot be read as an image: {error}") from error

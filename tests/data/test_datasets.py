@@ -358,4 +358,12 @@ def test_wrong_dummy_options_are_refused(options, message):
 
 
 def test_every_dataset_is_listed():
-    assert sorted(DATASETS) == ["ImageFolder", "csv", "dummy", "multiple_choice", "numpy", "text"]
+    assert sorted(DATASETS) == [
+        "ImageFolder",
+        "ImageMaskFolder",
+        "csv",
+        "dummy",
+        "multiple_choice",
+        "numpy",
+        "text",
+    ]

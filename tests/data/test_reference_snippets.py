@@ -36,6 +36,9 @@ def data_folder(tmp_path, monkeypatch):
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
         image.new("RGB", (30, 20), "red").save(tmp_path / "images" / name / "1.png")
+    for folder, mode in (("photos", "RGB"), ("masks", "L")):
+        (tmp_path / folder).mkdir()
+        image.new(mode, (30, 20), "white").save(tmp_path / folder / "1.png")
     (tmp_path / "flowers.csv").write_text("width,height,kind\n1,2,rose\n3,4,tulip\n")
     (tmp_path / "my_code.py").write_text(OWN_CODE)
     monkeypatch.chdir(tmp_path)
@@ -67,7 +70,7 @@ def test_the_picture_pipeline_gives_what_a_network_takes(data_folder):
 
 
 @pytest.mark.parametrize("snippet", [text for text in snippets("python") if text != OWN_CODE])
-def test_python_runs(snippet):
+def test_python_runs(data_folder, snippet):
     names = {"converter": MixedPrecision(), "my_function": lambda predictions, labels: 0.5}
     exec(snippet, names)
     if names["converter"].metric is not None:
