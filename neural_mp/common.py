@@ -11,6 +11,7 @@ import numpy as np
 
 from neural_mp.errors import DataError
 from neural_mp.util.batch_cache import cache_items
+from neural_mp.util.optional_packages import refuse_data_frame
 from neural_mp.util.user_calls import is_signature_mismatch, make_mismatch_message
 from neural_mp.util.validators import integer_between, seed_number, validate_option
 
@@ -120,6 +121,7 @@ class DataLoader:
         last_batch: str = "rollover",
         seed: int = 0,
     ) -> None:
+        refuse_data_frame("dataset", dataset)
         self._indexable = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not self._indexable and not isinstance(dataset, Iterable):
             raise DataError(

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from neural_mp.errors import MissingFrameworkError
+from neural_mp.errors import DataError, MissingFrameworkError
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _DISTRIBUTION = "neural-mp"
@@ -42,6 +42,20 @@ def create_data_frame(columns: Mapping[str, Sequence[object]], index: str) -> An
             f"a data frame requires pandas: {install_command('pandas')}"
         ) from error
     return pd.DataFrame(dict(columns)).set_index(index)
+
+
+def refuse_data_frame(name: str, value: object) -> None:
+    """Check that `value` is not a data frame, which yields the names of its columns.
+
+    Raises:
+        DataError: the value is a data frame of pandas, Polars or another library.
+    """
+    if type(value).__name__ == "DataFrame":
+        raise DataError(
+            f"{name} must hold samples or batches, got a DataFrame; give its arrays: "
+            f"ArrayDataset(frame[columns].to_numpy('float32'), frame['label'].to_numpy()) of "
+            f"neural_mp.data"
+        )
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from neural_mp.errors import (
 from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.fingerprint import DataDigest
 from neural_mp.util.labels import get_batch_labels, split_at
+from neural_mp.util.optional_packages import refuse_data_frame
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.system.watched_thread import watch_calls
 from neural_mp.util.text import describe_value_shape, format_count, with_article
@@ -86,6 +87,7 @@ class Batches:
         self._first_digest = ""
         self._is_noted = self._is_ended = False
         self._shuffled: bool | None = None
+        refuse_data_frame(name, source)
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         walkable = isinstance(source, Iterable) or callable(source) or indexable
         if not walkable or isinstance(source, str | bytes | Mapping):
