@@ -1,12 +1,14 @@
 """Tables of options and of profiles' keys, and the JSON Schema of tuning files, from declarations.
 
-`python docs/reference.py` writes them into the pages of this folder; a test compares.
+And notebooks, from pages of the task gallery. `python docs/reference.py` writes all of them; a test
+compares.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -23,6 +25,13 @@ from neural_mp.util.validators import json_schema
 
 DOCS = Path(__file__).parent
 SCHEMA = DOCS / "tuning_file.schema.json"
+#: Tasks whose page is also a notebook.
+NOTEBOOKS = ("classification", "detection", "segmentation")
+_NOTEBOOK_FOLDER = DOCS.parent / "examples" / "notebooks"
+#: The end of every notebook.
+_DISPLAY = """## Result in a notebook
+
+The last line of a cell is displayed: of a result, the verdict, figures and the chart of trials."""
 _HEADER = "| attribute | default | meaning |\n|---|---|---|\n"
 _PROFILE_HEADER = "| key | default | meaning |\n|---|---|---|\n"
 #: Key of a profile → the class of its value.
@@ -47,7 +56,59 @@ def pages() -> dict[Path, str]:
         yaml: _with_rows(yaml.read_text(encoding="utf-8")),
         targets: _with_profile_keys(targets.read_text(encoding="utf-8")),
         SCHEMA: json.dumps(tuning_file_schema(), indent=1, ensure_ascii=False) + "\n",
+        **{
+            _NOTEBOOK_FOLDER / f"{task}.ipynb": notebook_of(DOCS / "tasks" / f"{task}.md")
+            for task in NOTEBOOKS
+        },
     }
+
+
+def notebook_of(page: Path) -> str:
+    """Return the notebook of a page: blocks of Python and YAML are cells, text is their output."""
+    text = page.read_text(encoding="utf-8")
+    cells: list[dict[str, Any]] = []
+    parts = re.split(r"^```(\w+)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    languages, blocks = [*parts[1::3], ""], [*parts[2::3], ""]
+    for prose, language, block in zip(parts[::3], languages, blocks, strict=True):
+        if prose.strip():
+            cells.append({"cell_type": "markdown", "source": _links_from_notebooks(prose, page)})
+        if language == "text":
+            cells[-1]["outputs"] = [_stream(block)]
+        elif language == "yaml":
+            name, _, content = block.removeprefix("# ").partition("\n")
+            cells.append(_code_cell(f"%%writefile {name}\n{content}", f"Writing {name}\n"))
+        elif language:
+            cells.append(_code_cell(block))
+    cells += [{"cell_type": "markdown", "source": _DISPLAY}, _code_cell("result")]
+    book = {
+        "cells": [_complete_cell(cell, index) for index, cell in enumerate(cells)],
+        "metadata": {"language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
+
+
+def _code_cell(source: str, output: str = "") -> dict[str, Any]:
+    outputs = [_stream(output)] if output else []
+    return {"cell_type": "code", "source": source, "execution_count": None, "outputs": outputs}
+
+
+def _stream(text: str) -> dict[str, Any]:
+    return {"output_type": "stream", "name": "stdout", "text": text.splitlines(keepends=True)}
+
+
+def _complete_cell(cell: Mapping[str, Any], index: int) -> dict[str, Any]:
+    lines = cell["source"].strip().splitlines(keepends=True)
+    return {**cell, "id": f"cell-{index}", "metadata": {}, "source": lines}
+
+
+def _links_from_notebooks(prose: str, page: Path) -> str:
+    def relink(link: re.Match[str]) -> str:
+        target = os.path.normpath(page.parent / link[1])
+        return f"]({Path(os.path.relpath(target, _NOTEBOOK_FOLDER)).as_posix()}"
+
+    return re.sub(r"\]\((?!\w+:)([^)#\s]+)", relink, prose)
 
 
 def tuning_file_schema() -> dict[str, Any]:
@@ -153,5 +214,6 @@ def _default(value: object, option: Option, python: bool) -> str:
 
 
 if __name__ == "__main__":
+    _NOTEBOOK_FOLDER.mkdir(exist_ok=True)
     for file, text in pages().items():
         file.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -85,3 +86,8 @@ def _fresh(folder: Path) -> Iterator[None]:
         file = getattr(sys.modules[name], "__file__", None) or ""
         if file.startswith(str(folder.parent)):
             del sys.modules[name]
+
+
+def without_figures(output: str) -> list[str]:
+    """Return printed lines without the figures, lists and plans that differ between machines."""
+    return re.sub(r"PrecisionPlan\(.*?\)|\[.*?\]|[\d.]+", "…", output).splitlines()

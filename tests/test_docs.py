@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from examples_here import without_figures
 from machine import has_rewrite_pass
 from quick_runs import (
     decide_early,
@@ -39,12 +41,18 @@ SIXTEEN_BITS = {
 }
 #: Pages that another test runs, and which.
 ELSEWHERE = {"data_and_metrics.md": "data/test_reference_snippets.py"}
-#: Pages, in the folders that have some.
-PAGES = sorted(
-    page
-    for folder in (".", "docs", "docs/api", "conf", "benchmarks", "examples", "examples/*")
-    for page in ROOT.glob(f"{folder}/*.md")
+#: Folders of pages.
+FOLDERS = (
+    ".",
+    "docs",
+    "docs/api",
+    "docs/tasks",
+    "conf",
+    "benchmarks",
+    "examples",
+    "examples/*",
 )
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))
 
 
 class Metric:
@@ -73,9 +81,11 @@ def blocks(page, *languages):
 
 #: Every page that shows Python or YAML; a new one is among them by itself.
 RUN = [
-    page.name
-    for page in sorted((ROOT / "docs").glob("*.md"))
-    if page.name not in ELSEWHERE and blocks(page.name, "python", "yaml")
+    page
+    for folder in (".", "tasks")
+    for file in sorted((ROOT / "docs" / folder).glob("*.md"))
+    for page in [file.relative_to(ROOT / "docs").as_posix()]
+    if page not in ELSEWHERE and blocks(page, "python", "yaml")
 ]
 
 
@@ -103,7 +113,7 @@ def reader(tmp_path, monkeypatch, net, digits):
     for variable in hardware.FORCE_VARIABLES.values():
         monkeypatch.setenv(variable, "0")  # and back to what it was, whatever a page sets
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    modules = set(sys.modules)
+    modules, handler = set(sys.modules), signal.getsignal(signal.SIGTERM)
     train, test = (Split(split.images[:300], split.labels[:300]) for split in digits)
     for name, split in (("train", train), ("test", test)):
         np.savez(tmp_path / f"{name}.npz", inputs=split.images, labels=split.labels)
@@ -115,6 +125,7 @@ def reader(tmp_path, monkeypatch, net, digits):
         "calib_dataset": train,
         "Metric": Metric,
     }
+    signal.signal(signal.SIGTERM, handler)
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -144,6 +155,11 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
             exec(compile(block, f"{page}, block {index}", "exec"), reader)
     if any("result = converter()" in block for _, block in shown):
         assert reader["result"].plan
+    if page.startswith("tasks/"):
+        assert reader["result"].met
+        assert any(precision.is_integer for precision in reader["result"].plan.counts())
+        output = "".join(block for _, block in blocks(page, "text"))
+        assert without_figures(capsys.readouterr().out) == without_figures(output)
 
 
 def test_the_home_page_names_every_page_by_its_title():
@@ -153,6 +169,16 @@ def test_the_home_page_names_every_page_by_its_title():
     for text, target in links:
         title = (home.parent / target).read_text(encoding="utf-8").splitlines()[0]
         assert text == title.removeprefix("# "), target
+
+
+@pytest.mark.parametrize("words", ["Data frames", "Images with masks", "SIGTERM"])
+def test_the_home_page_leads_to_a_heading_of_these_words_in_one_step(words):
+    home = ROOT / "docs" / "index.md"
+    text = home.read_text(encoding="utf-8")
+    ((page, anchor),) = re.findall(rf"\| \[{words}\]\(([\w./]+\.md)#([\w-]+)\) \|", text)
+    target = (home.parent / page).read_text(encoding="utf-8")
+    assert re.search(rf"^#+ {words}$", target, flags=re.MULTILINE)
+    assert anchor in anchors(home.parent / page)
 
 
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):

@@ -1,6 +1,7 @@
 """Nothing that was computed is lost, however a run ends."""
 
 import json
+import signal
 
 import optuna
 import pytest
@@ -131,7 +132,12 @@ def test_a_shuffled_loader_can_be_resumed(converter, digits):
     assert converter().met
 
 
-def test_ctrl_c_returns_the_best_so_far_and_keeps_the_trials(converter, hostile_net, accuracy):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_returns_the_best_so_far_and_keeps_the_trials(
+    converter, hostile_net, accuracy, number
+):
+    """SIGTERM does so in a program that handles it as Python handles Ctrl-C."""
+    previous = signal.signal(number, signal.default_int_handler)
     converter.model = hostile_net
     converter.strategy = "basic"
     stop_at = 3
@@ -139,11 +145,12 @@ def test_ctrl_c_returns_the_best_so_far_and_keeps_the_trials(converter, hostile_
 
     def interrupted(preds, labels):
         if accuracy.evaluations == stop_at:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         update(preds, labels)
 
     accuracy.update = interrupted
     result = converter()
+    signal.signal(number, previous)
     assert result.met is False
     assert len(result.trials) == stop_at - 1
     assert any("interrupted" in warning for warning in result.report.warnings)
