@@ -171,6 +171,18 @@ def test_the_home_page_names_every_page_by_its_title():
         assert text == title.removeprefix("# "), target
 
 
+def test_the_readme_is_a_path_of_at_most_ten_links_and_the_home_page_names_the_rest():
+    """The path begins with the tasks; frameworks and migrations are rows of the home page."""
+    readme, home = (ROOT / name for name in ("README.md", "docs/index.md"))
+    link = re.compile(r"(?<!!)\[[^\]]+\]\(([^)]+)\)")
+    path = link.findall(readme.read_text(encoding="utf-8"))
+    assert path[:3] == ["docs/tasks/index.md", "docs/guide.md", "docs/faq.md"]
+    assert len(path) <= 10
+    targets = {target.partition("#")[0] for target in link.findall(home.read_text("utf-8"))}
+    pages = {file.name for file in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= targets
+
+
 @pytest.mark.parametrize("words", ["Data frames", "Images with masks", "SIGTERM"])
 def test_the_home_page_leads_to_a_heading_of_these_words_in_one_step(words):
     home = ROOT / "docs" / "index.md"

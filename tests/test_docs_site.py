@@ -1,5 +1,6 @@
 """The site of `docs/` as a browser gets it: built without warnings, every link alive."""
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from neural_mp import errors, training
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
 
 def build(root, site):
@@ -92,6 +94,42 @@ def test_a_page_fetches_nothing_from_elsewhere_and_tells_no_path_of_the_machine(
         if file.suffix in (".html", ".json", ".xml", ".svg"):
             text = file.read_text(encoding="utf-8")
             assert not [name for name in ("docs", "neural_mp") if f"{ROOT}/{name}" in text], file
+
+
+#: Adds to the body of a page the widths of code that is wider than its block.
+PROBE = """<script>
+addEventListener("load", () => {
+  const blocks = [...document.querySelectorAll("pre code")];
+  const clipped = blocks.filter(code => code.scrollWidth > code.clientWidth + 1);
+  document.body.dataset.clipped = clipped.map(code => code.textContent).join("\\n");
+  document.body.dataset.blocks = blocks.length;
+});
+</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
+@pytest.mark.parametrize("page", ["", "readme", "tasks", "tasks/classification", "guide"])
+def test_lines_of_code_are_whole_in_a_window_of_1400_pixels(site, page):
+    file = site / page / "index.html"
+    probe = file.with_name("probe.htm")  # other tests read all files that end in .html
+    probe.write_text(file.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"]
+    done = subprocess.run(
+        [str(BROWSER), *options, "--dump-dom", probe.as_uri()], capture_output=True, text=True
+    )
+    probe.unlink()
+    body = re.search(r'<body[^>]* data-clipped="([^"]*)" data-blocks="(\d+)"', done.stdout)
+    assert body, done.stderr[-2000:]
+    assert body[1] == ""
+    assert int(body[2]) > 0 or page == "tasks"
+
+
+def test_the_search_finds_data_frames_masks_and_sigterm_by_a_title(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    titles = {document["title"]: document["location"] for document in index["docs"]}
+    assert titles["SIGTERM"] == "guide/#sigterm"
+    assert titles["Images with masks"] == "data_and_metrics/#images-with-masks"
+    assert "Data frames" in titles
 
 
 def test_the_reference_describes_every_public_name(pages):
