@@ -53,7 +53,10 @@ class Op(JsonFields):
         joins_int8: whether the op's INT8 kernel pays off between INT8 ops only (addition, average
             pooling). The kernel runs if some input that it reads quantized is written in INT8 and
             the result (of the op, or of the last op of its fusion group) is read in INT8; or if
-            none of these inputs can be written in another precision.
+            kernels write all of these inputs in INT8: for other ops, because they write INT8 only,
+            or because they may write INT8.
+        may_write_int8: whether the op's INT8 kernel writes INT8 as fast as float or faster, so that
+            an op that joins INT8 may request INT8, although no INT8 op reads its own result.
         quantized_inputs: inputs that the op's INT8 kernel reads quantized; empty for all inputs of
             an op that joins INT8, and for the first input of every other op.
         channel_scales: whether the op's INT8 kernel reads its input with a scale and zero point per
@@ -84,6 +87,7 @@ class Op(JsonFields):
     quantize_agnostic: bool = False
     writes_int8: bool = False
     joins_int8: bool = False
+    may_write_int8: bool = False
     quantized_inputs: tuple[str, ...] = ()
     channel_scales: bool = False
     quantizes_terms: bool = False

@@ -190,7 +190,7 @@ def find_quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Qu
     tensors = []
     for name, consumers in readers.items():
         producers = tuple(members[t] for t in flow.scale_members[name] if t in members)
-        int8_only = (op for op in producers if graph[op].writes_int8)
+        int8_only = (op for op in producers if graph[op].writes_int8 or not consumers)
         quantizing = tuple(dict.fromkeys((*consumers, *int8_only)))
         tensors.append(
             QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), quantizing)
@@ -225,21 +225,62 @@ def _wanted_in_int8(
     """
     tails = {members[op.name]: op.name for op in graph if op.name in members}
     requested = {tail for head, tail in tails.items() if graph[head].writes_int8}
-    for op in graph:
-        if op.joins_int8 and op.name in members and requested.issuperset(op.read_in_int8):
-            requested.add(tails[op.name])  # dequantizes one tensor instead of several
+    _request_read_tensors(graph, chosen, members, tails, requested)
+    _request_joined_tensors(graph, chosen, members, tails, requested)
+    _request_read_tensors(graph, chosen, members, tails, requested)
+    for head, tail in tails.items():
+        if graph[head].joins_int8 and tail not in requested:
+            _remove_from_kernel(graph, members, head)
+    return requested, tails
+
+
+def _request_read_tensors(
+    graph: OpGraph,
+    chosen: Mapping[str, Precision],
+    members: Mapping[str, str],
+    tails: Mapping[str, str],
+    requested: set[str],
+) -> None:
+    """Add the tensors that INT8 kernels read, from the readers to the producers."""
     for op in reversed(list(graph)):
         head = members.get(op.name)
-        if head == op.name and op.joins_int8 and tails[head] not in requested:
-            _remove_from_kernel(graph, members, head)
-        elif head == op.name:
-            requested.update(op.read_in_int8)
+        if head == op.name:
+            if not op.joins_int8 or tails[head] in requested:
+                requested.update(op.read_in_int8)
         elif head is not None:
             if tails[head] in requested:
                 requested.update(source for source in op.inputs if members.get(source) != head)
         elif _passes_int8_on(op, chosen) and op.name in requested:
             requested.update(op.inputs)
-    return requested, tails
+
+
+def _request_joined_tensors(
+    graph: OpGraph,
+    chosen: Mapping[str, Precision],
+    members: Mapping[str, str],
+    tails: Mapping[str, str],
+    requested: set[str],
+) -> None:
+    """Add the results of ops that join INT8 if kernels write all inputs in INT8.
+
+    Instead of several inputs, the result is dequantized then.
+    """
+    written: set[str] = set()
+    in_float: set[str] = set()
+    for op in graph:
+        head = members.get(op.name)
+        if head == op.name and op.joins_int8:
+            if written.issuperset(op.read_in_int8):
+                requested.add(tails[head])
+            elif written.isdisjoint(op.read_in_int8):
+                in_float.add(head)
+        if head is None:
+            in_int8 = _passes_int8_on(op, chosen) and written.issuperset(op.inputs)
+        else:
+            may_write = op.name in requested or graph[head].may_write_int8
+            in_int8 = tails[head] == op.name and head not in in_float and may_write
+        if in_int8:
+            written.add(op.name)
 
 
 def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:

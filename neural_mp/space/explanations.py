@@ -110,7 +110,8 @@ def _explain_missing_int8(
     if config is None or config.precision is not Precision.INT8:
         return f"supports INT8, but is set to {flow.effective[op.name]} by the plan"
     if op.joins_int8:
-        return "runs in INT8 between INT8 ops only, and its inputs are not in INT8"
+        in_float = ", ".join(repr(name) for name in op.inputs if name not in flow.int8_outputs)
+        return f"runs in INT8 between INT8 ops only, and no kernel writes {in_float} in INT8"
     return f"{BY_PLAN}, but no INT8 kernel reads its inputs"
 
 

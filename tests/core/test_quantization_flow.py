@@ -191,6 +191,53 @@ def test_an_addition_of_what_can_only_be_written_in_integers_stays_there():
     assert "sum" in flow.int8_outputs  # one tensor is dequantized for the mean, not two
 
 
+def join_branches(**kernel: bool) -> OpGraph:
+    """A sum that is read in float, of a pooled and a moved convolution with such a kernel."""
+    ops = [
+        Op("stem", "Conv", ("x",), writes_int8=True),
+        Op("a", "Conv", ("stem",), **kernel),
+        Op("up", "Resize", ("a",), quantize_agnostic=True),
+        Op("b", "Conv", ("stem",), **kernel),
+        Op("sum", "Add", ("up", "b"), joins_int8=True),
+        Op("more", "Add", ("sum", "stem"), joins_int8=True),
+        Op("mean", "mean", ("more",)),
+    ]
+    return OpGraph(ops, ["x"], ["mean"])
+
+
+BRANCHES = dict.fromkeys(["stem", "a", "b", "sum", "more"], INT8)
+
+
+def test_an_addition_of_what_may_be_written_in_integers_dequantizes_one_tensor():
+    flow = propagate_quantization(join_branches(may_write_int8=True), BRANCHES)
+    assert flow.int8_outputs == {"stem", "a", "up", "b", "sum", "more"}
+    assert flow.effective["up"] is INT8
+
+
+def test_an_addition_quantizes_no_float_for_itself_alone():
+    flow = propagate_quantization(join_branches(), BRANCHES)
+    assert flow.int8_outputs == {"stem"}
+    assert flow.effective["sum"] is flow.effective["more"] is FP32
+    in_float = {**BRANCHES, "b": FP32}
+    flow = propagate_quantization(join_branches(may_write_int8=True), in_float)
+    assert flow.int8_outputs == {"stem"}
+    assert flow.effective["a"] is INT8
+
+
+def test_an_addition_of_results_that_others_read_in_integers_runs_in_integers():
+    others = [Op("first", "Conv", ("a",)), Op("second", "Conv", ("b",))]
+    graph = OpGraph([*join_branches(), *others], ["x"], ["mean", "first", "second"])
+    flow = propagate_quantization(graph, {**BRANCHES, "first": INT8, "second": INT8})
+    assert flow.int8_outputs == {"stem", "a", "up", "b", "sum", "more"}
+
+
+def test_the_noise_of_a_result_without_readers_in_integers_ends_with_its_writer():
+    graph = join_branches(may_write_int8=True)
+    tensors = {t.name: t for t in find_quantized_tensors(graph, frozenset(BRANCHES))}
+    assert tensors["more"].quantizing_ops == ("more",)
+    assert tensors["a"].quantizing_ops == ("sum",)
+
+
 def test_an_addition_of_floats_runs_in_float_and_is_quantized_behind():
     flow = propagate_quantization(JOINED, all_joined(stem=FP32, a=FP32))
     assert flow.effective["add"] is FP32

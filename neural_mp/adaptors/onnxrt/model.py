@@ -21,7 +21,13 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
 )
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, Runner
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
-from neural_mp.adaptors.onnxrt.kernels.ops import Role, has_role, is_dequantize, is_product
+from neural_mp.adaptors.onnxrt.kernels.ops import (
+    Role,
+    has_role,
+    is_convolution,
+    is_dequantize,
+    is_product,
+)
 from neural_mp.adaptors.onnxrt.kernels.registry import CONTRIB, INT8_PRODUCT, has_kernel
 from neural_mp.adaptors.onnxrt.kernels.writers import is_pointwise
 from neural_mp.adaptors.onnxrt.source_quantization import IN_INTEGERS
@@ -169,6 +175,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=_writes_int8_only(model, name),
                 joins_int8=name in structure.fusion_groups and has_role(node, Role.JOINING),
+                may_write_int8=name in structure.fusion_groups and is_convolution(node),
                 weights=sum(constant.size for constant in iterate_node_constants(node)),
                 source_precision=_find_source_precision(node),
                 shape=get_known_sizes(node.outputs[0]) if node.outputs else None,

@@ -113,6 +113,27 @@ def test_a_pointwise_convolution_read_in_float_is_not_rounded(shape, biased):
     np.testing.assert_allclose(converted.result, exact, atol=1e-5)
 
 
+@pytest.mark.parametrize("branches", [("Conv", "stem"), ("Conv", "Conv"), ("Conv", "Resize")])
+def test_a_sum_of_convolutions_that_is_read_in_float_runs_in_integers(branches):
+    constants = {"w": draw((8, 3, 3, 3), 0), "sizes": np.array([1, 8, 6, 7])}
+    nodes = [op("Conv", "x w", "c", pads=[1, 1, 1, 1]), op("Relu", "c", "stem")]
+    for index, kind in enumerate(branches):
+        constants[f"w{index}"] = draw((8, 8, 1, 1), 1 + index)
+        if kind != "stem":
+            nodes.append(op("Conv", f"stem w{index}", f"b{index}"))
+        if kind == "Resize":
+            nodes.append(op("Resize", f"b{index} - - sizes", "up", mode="nearest"))
+    names = {"stem": "stem", "Conv": "b{}", "Resize": "up"}
+    left, right = (names[kind].format(index) for index, kind in enumerate(branches))
+    nodes += [op("Add", f"{left} {right}", "sum"), op("Relu", "sum", "y")]
+    x = draw((1, 3, 6, 7), 5)
+    converted = Converted(graph(nodes, {"x": [1, 3, 6, 7]}, ["y"], constants), {"x": x})
+    assert converted.kernels["QLinearAdd"] == 1
+    assert converted.kernels["DequantizeLinear"] == 1
+    assert not {"Add", "Relu", "Conv", "MatMulIntegerToFloat"} & set(converted.kernels)
+    assert signal_to_noise(converted.reference, converted.result) > 30
+
+
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_the_mean_of_an_image_is_an_integer_pooling(keepdims):
     weight, axes = draw((8, 4, 3, 3), 0), np.array([-1, 2])
