@@ -37,6 +37,8 @@ _GELU_OPSET, _LAYER_NORM_OPSET = 20, 17
 _MAX_FOLDING_ROUNDS = 16
 #: Relative tolerance of the constants of a pattern.
 _TOLERANCE = 1e-3
+#: Comparison → the same with its inputs swapped.
+_SWAPPED = {"Equal": "Equal", "Greater": "Less"}
 #: Ops that may only add or remove axes of size 1.
 _VIEWS = ("Reshape", "Expand", "Squeeze", "Unsqueeze", "Identity")
 #: Ops between a mask and the Softmax that keep a large negative number large.
@@ -90,6 +92,8 @@ def rewrite_for(
     _fit_opset(rewritten, profile)
     common.NameFixPass()(rewritten)
     names = GraphNames(rewritten.graph)
+    if "constant_first" in profile.rewrites:
+        _put_constants_first(rewritten.graph)
     if "erf_to_gelu" in profile.rewrites and get_onnx_opset(rewritten) >= _GELU_OPSET:
         for node in list(rewritten.graph):
             if node.op_type == "Erf" and not node.domain:
@@ -203,6 +207,17 @@ def _fold_shapes(program: ir.Model, names: GraphNames) -> bool:
 
 def _is_static(value: ir.Value | None) -> bool:
     return value is not None and value.shape is not None and value.shape.is_static()
+
+
+def _put_constants_first(graph: ir.Graph) -> None:
+    """Swap the inputs of each Equal and Greater whose second input is constant, in place."""
+    for node in graph:
+        if node.op_type in _SWAPPED and not node.domain:
+            first, second = node.inputs
+            if second is not None and second.const_value is not None:
+                node.op_type = _SWAPPED[node.op_type]
+                node.replace_input_with(0, second)
+                node.replace_input_with(1, first)
 
 
 # Gelu: x · ½ · (1 + erf(x / √2)), whose factors exporters write in any order.
