@@ -84,7 +84,8 @@ class MinimumCut(Strategy):
        noisiest tensors fall back in doubling steps (1, 2, 4, …), for at most eight trials in total.
     6. At most two trials between the plan that met the target and the closest that missed it.
 
-    Then plans that differ from the fastest in one decision are measured, and the fastest is tried.
+    Then first plans about as fast, and plans that differ from the fastest in one decision, are
+    measured against the fastest, and the fastest of all is tried.
     If its latency differs by more than 15 % from the prediction, its ops are timed within it first.
 
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
@@ -121,6 +122,8 @@ class _Run:
     settings: Int8Settings = field(default_factory=Int8Settings)
     #: Times measured within a plan, which replace those of the probe.
     within: OpTimings | None = None
+    #: First plans that may be faster than the one that was tried.
+    close: tuple[PrecisionPlan, ...] = ()
 
     def __post_init__(self) -> None:
         observations = self.problem.observations
@@ -150,7 +153,7 @@ class _Run:
 
     def run_search(self) -> Steps:
         plans = choose_first_plans(self.problem, self.model, self._apply_int8_settings)
-        fastest = plans.fastest
+        fastest, self.close = plans.fastest, plans.close
         first = yield from self._try_plan(fastest)
         if first is None:
             return  # no op runs in a lower precision, whatever the plan
@@ -248,7 +251,8 @@ class _Run:
         """
         space, inputs = self.problem.space, replace(self._collect_cost_inputs(), in_place=True)
         nearby = list_neighbouring_plans(space, plan, inputs, may_lower=self._all_accurate())
-        resolved = map(self._resolve_plan, [self._solve_within_plan(plan), *nearby])
+        close = self.close if self._all_accurate() else ()
+        resolved = map(self._resolve_plan, [*close, self._solve_within_plan(plan), *nearby])
         visited = {*self.tried, space.resolve(plan)}
         for candidate in resolved:
             if candidate not in visited and candidate.has_low_precision:
@@ -409,6 +413,9 @@ class _Run:
 
 #: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
 _FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
+#: First plans up to this ratio of latencies, and so many of them, are measured against the fastest
+#: again: a few runs of a whole model are rough.
+_CLOSE, _CLOSE_PLANS = 1.1, 2
 #: A plan without INT8 is measured up to this ratio of predicted latencies.
 _WORTH_A_MEASUREMENT = 1.5
 
@@ -420,10 +427,12 @@ class FirstPlans:
     Attributes:
         fastest: the plan with the lowest precisions, or one that is clearly faster.
         as_fast: a plan with less INT8 that was measured as no slower than the lowest precisions.
+        close: plans that were measured as slower than `fastest` by no more than noise may explain.
     """
 
     fastest: PrecisionPlan
     as_fast: PrecisionPlan | None = None
+    close: tuple[PrecisionPlan, ...] = ()
 
 
 def choose_first_plans(
@@ -444,9 +453,14 @@ def choose_first_plans(
         return FirstPlans(candidates[0] if least < baseline * _PREDICTED_AS_FASTER else low)
     baseline, *measured = seconds
     least, best = min(zip(measured, candidates, strict=True), key=lambda pair: pair[0])
-    if least < baseline * _FASTER:
-        return FirstPlans(best)
-    return FirstPlans(low, best if least <= baseline else None)
+    fastest = best if least < baseline * _FASTER else low
+    close = sorted(
+        (duration, index)
+        for index, duration in enumerate(seconds)
+        if duration < _CLOSE * min(seconds) and (low, *candidates)[index] != fastest
+    )
+    near = tuple((low, *candidates)[index] for _, index in close[:_CLOSE_PLANS])
+    return FirstPlans(fastest, best if fastest == low and least <= baseline else None, near)
 
 
 def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPlan]:

@@ -56,6 +56,38 @@ def test_the_whole_that_is_clearly_faster_is_tried_first(without_op3, in_int8):
     assert len(int8_ops(trial.plan)) == in_int8
 
 
+class Wavering(MadeUpProbe):
+    """At first, the plan without two ops seems as fast as that with all in INT8, or faster.
+
+    Plans without one of the two are slow, so that no single decision leads from one to the other.
+    """
+
+    few: float = 0.95
+
+    def times(self):
+        seconds = {f"op{i}": 12.0 if i in (1, 3) else 1.0 for i in range(6)}
+        ops = {op: {Precision.FP32: 4.0, Precision.INT8: value} for op, value in seconds.items()}
+        return OpTimings(ops, 0.1)
+
+    def latencies(self, plans):
+        seconds = {6: 1.0, 4: self.few}
+        self.few = 1.1
+        return [seconds.get(len(int8_ops(plan)), 2.0) for plan in plans]
+
+
+@pytest.mark.parametrize(("first", "in_int8"), [(0.95, [4, 6]), (0.8, [4]), (1.05, [6])])
+def test_a_plan_that_is_slower_at_first_by_noise_is_measured_again(first, in_int8):
+    probe = Wavering()
+    probe.few = first
+    trials = tried(chain(6), lambda plan: 0.0, {}, probe=probe)
+    assert [len(int8_ops(trial.plan)) for trial in trials] == in_int8
+
+
+def test_a_plan_with_more_int8_is_not_tried_after_a_miss():
+    trials = tried(chain(6), lambda plan: 0.02 * len(int8_ops(plan)), {}, probe=Wavering())
+    assert max(len(int8_ops(trial.plan)) for trial in trials) == 4
+
+
 @pytest.mark.parametrize(("without_op3", "counts"), [(0.99, [6, 5]), (1.0, [6, 5]), (1.1, [6])])
 def test_a_plan_that_is_as_fast_with_less_int8_follows_one_that_missed(without_op3, counts):
     """op3 misses the target in INT8; without a second plan as fast, its noise is found first."""
