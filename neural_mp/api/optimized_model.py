@@ -92,6 +92,9 @@ class OptimizedModel:
     ) -> None:
         self.loaded = loaded
         accelerator = report.accelerator
+        lowered = (op for op, effective in planned.items() if effective.precision.is_integer)
+        followers = tuple(op for op in lowered if op not in plan)
+        plan = replace(plan, int8_followers=followers or plan.int8_followers)
         self.plan = plan if accelerator is None else replace(plan, target=accelerator.name)
         self.report = report
         self.met = met

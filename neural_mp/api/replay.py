@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from neural_mp.runs.report import Report, count_ops
 from neural_mp.search.corrections import choose_best_corrections, with_corrections
 from neural_mp.space import (
     ConversionRules,
+    Departure,
     ResolvedPlan,
     TuningSpace,
+    find_departures,
     limit_to_reached,
     list_effective_ops,
     without_non_finite,
@@ -44,6 +47,11 @@ from neural_mp.tuning.recording import estimate_accelerator_figures
 from neural_mp.util.system.memory import FREED
 from neural_mp.util.text import format_count
 
+logger = logging.getLogger(__name__)
+
+#: Number of ops named in notes on the consequences of an edit.
+_MAX_NOTES = 8
+
 
 @dataclass(frozen=True)
 class OpenedPlan:
@@ -54,6 +62,7 @@ class OpenedPlan:
         tunable: the same with the plan's tuning space and observations.
         resolved: the plan.
         warnings: notes to the user.
+        departures: the ops that run in another precision than in the plan as given.
         accelerator: the accelerator that the plan is for; None for a CPU.
     """
 
@@ -61,6 +70,7 @@ class OpenedPlan:
     tunable: AnyTunableModel
     resolved: ResolvedPlan
     warnings: tuple[str, ...]
+    departures: tuple[Departure, ...] = ()
     accelerator: TargetProfile | None = None
 
     @property
@@ -128,8 +138,12 @@ def convert_with_plan(
     rounding_steps: int = ROUNDING_STEPS,
     random_seed: int = 0,
     workspace: str | Path | None = None,
+    strict: bool = False,
 ) -> OptimizedModel:
     """Replay a plan on a model.
+
+    Ops that an edit of the plan changes without naming them, e.g. a concatenation after a
+    convolution that was set to FP32, are logged as warnings, and in the report, with the reason.
 
     Args:
         source: the model: object, path or `module:attribute`.
@@ -148,10 +162,13 @@ def convert_with_plan(
         random_seed: seed of these steps.
         workspace: folder in which finished blocks of corrected weights are kept, so that an
             interrupted call continues after them; None to keep none.
+        strict: whether to refuse a plan under which an op runs in another precision than the plan
+            names for the op; ops fused into the kernel of an edited op follow that op.
 
     Raises:
         ConfigurationError: the target is unknown, or cannot run the model.
-        PlanError: the plan is malformed or does not fit the model or the target.
+        PlanError: the plan is malformed or does not fit the model or the target, or is refused by
+            `strict`.
         ConversionError: the plan quantizes tensors of unknown range.
     """
     started = time.perf_counter()
@@ -174,6 +191,10 @@ def convert_with_plan(
             "a plan of INT8 ops with calibrated ranges requires observations, got none; "
             "use a plan file written by save_plan or `neural-mp tune --output`"
         )
+    if strict:
+        _refuse_departures(opened.departures)
+    for note in _describe_departures(opened.departures):
+        logger.warning(note)
     converted = opened.tunable.convert_by_plan(opened.resolved)
     opened.tunable.check_fusions(converted, opened.loaded.example_inputs())
     return opened.build_result(converted, started, inputs)
@@ -211,7 +232,31 @@ def open_plan(
     tunable = loaded.in_space(space, calibration, options).with_observations(observations)
     # Corrections that need the missing data stay in this space: the conversion names them.
     resolved = without_non_finite(space, observations.non_finite).resolve(right)
-    return OpenedPlan(loaded, tunable, resolved, tuple(warnings), profile_of(target))
+    departures = find_departures(space, right, resolved)
+    warnings += _describe_departures(departures)
+    return OpenedPlan(loaded, tunable, resolved, tuple(warnings), departures, profile_of(target))
+
+
+def _describe_departures(departures: Sequence[Departure]) -> list[str]:
+    """Return a note for each of the first departures, and one for all ops fused into others."""
+    single = [departure for departure in departures if departure.fused_into is None]
+    notes = [f"after an edit of the plan, {departure}" for departure in single[:_MAX_NOTES]]
+    if len(single) > _MAX_NOTES:
+        notes.append(f"so do {format_count(len(single) - _MAX_NOTES, 'more op')}: see the plan")
+    fused = [f"{d.op!r} with {d.fused_into!r}" for d in departures if d.fused_into is not None]
+    if fused:
+        shown = ", ".join(fused[:_MAX_NOTES]) + (", …" if len(fused) > _MAX_NOTES else "")
+        notes.append(f"ops of the kernels of edited ops follow their precision: {shown}")
+    return notes
+
+
+def _refuse_departures(departures: Sequence[Departure]) -> None:
+    for departure in departures:
+        if departure.fused_into is None:
+            raise PlanError(
+                f"a strict replay must run every op as the plan says, but {departure}; set the op "
+                f"to {departure.effective} in the plan as well, or replay without strict"
+            )
 
 
 def _target_of(plan: PrecisionPlan, target: str | None) -> str:

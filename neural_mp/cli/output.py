@@ -236,19 +236,27 @@ def _save_result(result: OptimizedModel, path: Path) -> Path:
     """Save a result, as a folder if its framework cannot write such a file; return the path."""
     from neural_mp.api.saved_model import FILE_SUFFIXES
 
-    logger = logging.getLogger("neural_mp.api.optimized_model")
-    logger.disabled = True  # the command prints the exact targets
+    with disabled_logger("neural_mp.api.optimized_model"):  # the command prints the exact targets
+        try:
+            result.save(path)
+            return path
+        except ConversionError as error:
+            if path.suffix.lower() not in FILE_SUFFIXES:
+                raise
+            # The framework of the result is known only now; the result must not be lost.
+            folder = path.with_suffix("")
+            result.save(folder)
+            print_error_line(f"{error}: saved to the folder {str(folder)!r} instead")
+            return folder
+
+
+@contextmanager
+def disabled_logger(name: str) -> Iterator[None]:
+    """Disable the logger of a module, whose messages the command prints itself."""
+    logger = logging.getLogger(name)
+    logger.disabled = True
     try:
-        result.save(path)
-        return path
-    except ConversionError as error:
-        if path.suffix.lower() not in FILE_SUFFIXES:
-            raise
-        # The framework of the result is known only now; the result must not be lost.
-        folder = path.with_suffix("")
-        result.save(folder)
-        print_error_line(f"{error}: saved to the folder {str(folder)!r} instead")
-        return folder
+        yield
     finally:
         logger.disabled = False
 

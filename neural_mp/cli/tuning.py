@@ -18,7 +18,7 @@ from neural_mp.cli.options import (
     TargetOption,
     TrustOption,
 )
-from neural_mp.cli.output import Output, emit_result
+from neural_mp.cli.output import Output, disabled_logger, emit_result
 from neural_mp.errors import ConfigurationError
 
 
@@ -137,6 +137,10 @@ def convert(
     plan: Annotated[Path, typer.Option(help="Plan file, as written by tune and save_plan.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to save the result to.")],
     target: TargetOption = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse a plan that changes ops beyond those edited."),
+    ] = False,
     *,
     options: ModelOptions,
     out: Output,
@@ -146,8 +150,14 @@ def convert(
     from neural_mp.api.saved_model import check_output
 
     check_output(output)
-    with out.show_progress(f"Converting {model}"):
+    progress = out.show_progress(f"Converting {model}")
+    with progress, disabled_logger("neural_mp.api.replay"):  # the report has the same warnings
         result = convert_with_plan(
-            model, plan, framework=options.framework, inputs=options.random_inputs, target=target
+            model,
+            plan,
+            framework=options.framework,
+            inputs=options.random_inputs,
+            target=target,
+            strict=strict,
         )
     emit_result(result, out, output)

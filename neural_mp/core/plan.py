@@ -30,6 +30,7 @@ from neural_mp.util.validators import (
     preview_value,
     record,
     short_string,
+    string,
     validate_at,
     validate_option,
 )
@@ -41,6 +42,8 @@ PLAN_KEY = "neural_mp.plan"
 _SOURCE = "source_precisions"
 #: Key of the accelerator in a plan file.
 _TARGET = "target"
+#: Key of the ops that run in INT8 by their neighbours.
+_FOLLOWERS = "int8_followers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +57,14 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         source_precisions: the precisions in which the model was given, if known; a model in half
             precision that no op of the plan changes stays in that precision.
         target: the name of the accelerator that the plan is for; empty for a CPU, and if unknown.
+        int8_followers: ops not named that run in INT8 by their neighbours under the plan as first
+            converted, by which the consequences of an edit are found; empty if unknown.
     """
 
     configs: Mapping[str, OpConfig] = field(default_factory=dict)
     source_precisions: tuple[Precision, ...] = (Precision.FP32,)
     target: str = ""
+    int8_followers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "configs", dict(self.configs))
@@ -161,6 +167,8 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         if not self._from_fp32:
             document[_SOURCE] = [precision.value for precision in self.source_precisions]
         document["ops"] = self.to_dict()
+        if self.int8_followers:
+            document[_FOLLOWERS] = list(self.int8_followers)
         if observations is not None:
             document["observations"] = observations.to_dict()
         return yaml.dump(document, Dumper=_PlanDumper, sort_keys=False, width=100)
@@ -232,6 +240,8 @@ def _parse_document(value: object) -> tuple[PrecisionPlan, Observations | None]:
         plan = replace(plan, source_precisions=precisions or plan.source_precisions)
     if _TARGET in value:
         plan = replace(plan, target=validate_at(_TARGET, short_string, value[_TARGET]))
+    if _FOLLOWERS in value:
+        plan = replace(plan, int8_followers=validate_at(_FOLLOWERS, _NAMES, value[_FOLLOWERS]))
     return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 
@@ -283,6 +293,7 @@ def _parse_quant_spec(value: object) -> QuantSpec | None:
     return QuantSpec.parse(short_string(value)) if value else None
 
 
+_NAMES = list_of(string)
 _SOURCES = list_of(enum_of(Precision), most=len(Precision))
 _ENTRY = record(
     {"precision": _parse_precision},

@@ -10,10 +10,12 @@ from neural_mp.space.capability import (
     QuantConstraint,
 )
 from neural_mp.space.explanations import (
+    Departure,
     EffectiveOp,
     Reason,
     count_ineligible_reasons,
     explain_int8_choice,
+    find_departures,
     list_effective_ops,
 )
 from neural_mp.space.resolution import ResolvedPlan
@@ -25,6 +27,7 @@ __all__ = [
     "Capability",
     "Constraints",
     "ConversionRules",
+    "Departure",
     "EffectiveOp",
     "OpConstraint",
     "QuantConstraint",
@@ -33,6 +36,7 @@ __all__ = [
     "TuningSpace",
     "count_ineligible_reasons",
     "explain_int8_choice",
+    "find_departures",
     "limit_to_reached",
     "list_effective_ops",
     "name_matches",

@@ -72,7 +72,7 @@ def explain_int8_choice(
     op = graph[name]
     if flow.effective[name].is_integer:
         return _explain_int8_use(graph, op, plan, flow)
-    return _explain_missing_int8(op, capabilities[name], plan, flow)
+    return _explain_missing_int8(graph, op, capabilities[name], plan, flow)
 
 
 def _explain_int8_use(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
@@ -94,7 +94,7 @@ def _explain_int8_use(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: Quantiz
 
 
 def _explain_missing_int8(
-    op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow
+    graph: OpGraph, op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> str:
     config = plan.get(op.name)
     if op.fusion_group is not None:
@@ -103,7 +103,7 @@ def _explain_missing_int8(
             return f"can be fused into {head!r} only, which is not in INT8"
         return f"excluded by the plan from the INT8 kernel of {head!r}"
     if op.quantize_agnostic:
-        return "only moves values, which its neighbours do not read and write in INT8"
+        return f"only moves values, and {_explain_missing_neighbours(graph, op, flow)}"
     refusal = capability.refusal_reason(Precision.INT8)
     if refusal is not None:
         return refusal
@@ -113,6 +113,72 @@ def _explain_missing_int8(
         in_float = ", ".join(repr(name) for name in op.inputs if name not in flow.int8_outputs)
         return f"runs in INT8 between INT8 ops only, and no kernel writes {in_float} in INT8"
     return f"{BY_PLAN}, but no INT8 kernel reads its inputs"
+
+
+def _explain_missing_neighbours(graph: OpGraph, op: Op, flow: QuantizationFlow) -> str:
+    """Return which side of an op that moves values lacks INT8, its readers or its inputs."""
+    within = [op.name, *(other.name for other in graph if other.fusion_group == op.name)]
+    readers = [r for name in within for r in graph.consumers(name) if r.name not in within]
+    if any(flow.int8_reads.get(r.name, frozenset()).intersection(within) for r in readers):
+        return f"none of its inputs is in INT8{_list_precisions(op.inputs, flow)}"
+    in_float = _list_precisions([reader.name for reader in readers], flow)
+    return f"no op reads its result in INT8{in_float}"
+
+
+def _list_precisions(names: Iterable[str], flow: QuantizationFlow) -> str:
+    computed = [name for name in dict.fromkeys(names) if name in flow.effective]
+    shown = ", ".join(f"{name!r} in {flow.effective[name]}" for name in computed[:3])
+    return f" ({shown}{', …' if len(computed) > 3 else ''})" if computed else ""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """An op that a plan changes without naming the change: the consequence of an edit elsewhere.
+
+    Attributes:
+        planned: the precision in the plan, or that of a follower when the plan was written.
+        effective: the precision in which the op runs.
+        reason: explanation as text.
+        fused_into: the op whose kernel contains this op, if the plan does not name this op.
+    """
+
+    op: str
+    planned: Precision
+    effective: Precision
+    reason: str
+    fused_into: str | None
+
+    def __str__(self) -> str:
+        return f"{self.op!r} runs in {self.effective}, in the plan in {self.planned}: {self.reason}"
+
+
+def find_departures(
+    space: TuningSpace, plan: PrecisionPlan, resolved: ResolvedPlan
+) -> tuple[Departure, ...]:
+    """Return the ops that run in another precision than in a plan as given, in the graph's order.
+
+    Of the ops that a plan does not name, those that followed others into INT8 are known by
+    `PrecisionPlan.int8_followers`, which hand-written plans lack.
+    """
+    followers = frozenset(plan.int8_followers)
+    departures = []
+    for op in space.graph:
+        effective = resolved.effective[op.name]
+        if op.name in plan:
+            planned = plan[op.name].precision
+        else:
+            planned = Precision.INT8 if op.name in followers else Precision.FP32
+        if planned is effective or not (followers or op.name in plan):
+            continue
+        if effective.is_16_bit:
+            reason = space.painting(resolved, effective).paints[op.name].reason
+        else:
+            reason = explain_int8_choice(
+                space.graph, space.capabilities, plan, resolved.flow, op.name
+            )
+        head = None if op.name in plan else op.fusion_group
+        departures.append(Departure(op.name, planned, effective, reason, head))
+    return tuple(departures)
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,17 @@ def tensors_with_channel_scales(graph: OpGraph, flow: QuantizationFlow) -> froze
 
 
 def _refuse_split_kernels(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
-    if tensor not in graph or not graph[tensor].writes_int8:
+    if tensor not in graph:
+        return
+    head = graph[graph[tensor].fusion_group or tensor]
+    if not (head.writes_int8 or head.joins_int8):
         return
     for op in graph.consumers(tensor):
-        if op.fusion_group == tensor and op.name in plan:
+        named = plan.get(op.name)
+        if op.fusion_group == head.name and named is not None and not named.precision.is_integer:
             raise PlanError(
                 f"ops {tensor!r} and {op.name!r} run in one integer kernel and must have the same "
-                f"precision, got int8 and {plan[op.name].precision}; set both to one precision"
+                f"precision, got int8 and {named.precision}; set both to one precision"
             )
 
 

@@ -216,6 +216,23 @@ def test_a_float_layer_between_integer_ones_stays_one_with_its_weights(layer, we
     assert signal_to_noise(converted.reference, converted.result) > 30
 
 
+@pytest.mark.parametrize("first", ["int8", "fp32"])
+def test_the_order_of_an_integer_and_a_float_reader_does_not_matter(first):
+    """Both read one tensor in INT8; the weight of the reader in float is rounded in no order."""
+    readers = (op("Conv", "p u", "m"), op("Conv", "p w2", "n"))
+    nodes = (
+        op("Relu", "c", "p"),
+        *(readers if first == "int8" else readers[::-1]),
+        op("Relu", "n", "r"),
+        op("Add", "m r", "s"),
+        op("Conv", "s v", "y"),
+    )
+    constants = {"u": draw(6, 8, 1, 1), "w2": draw(6, 8, 1, 1, seed=5), "v": draw(5, 6, 3, 3)}
+    converted = Converted(conv_and(*nodes, constants=constants), X, n=FP32, r=FP32)
+    assert converted.kernels["QLinearConv"] == 3
+    assert converted.kernels["Conv"] == 1
+
+
 _MOVERS = {
     "MaxPool": (op("MaxPool", "p", "q", kernel_shape=[2, 2]), [6, 8, 2, 2]),
     "Transpose": (op("Transpose", "p", "q", perm=[0, 1, 3, 2]), [6, 8, 2, 2]),

@@ -197,9 +197,8 @@ class Variants(TensorVariants[ir.Value]):
             self.place, self._end = previous
 
     def comes_stored(self, tensor: ir.Value) -> bool:
-        """Whether only the uint8 variant of a tensor can yield FP32."""
-        variants = self.find_variants(tensor)
-        return UINT8 in variants and variants.get(FP32) is variants.get(_DEQUANTIZED)
+        """Whether a tensor is computed in uint8, which all its other variants come from."""
+        return next(iter(self.find_variants(tensor))) == UINT8
 
     def dequantize_by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
         """Return a uint8 tensor in FP32, with equal scales for all channels."""
