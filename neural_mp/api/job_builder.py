@@ -343,7 +343,8 @@ class JobBuilder:
         postprocess = self.options.postprocess or config_objects.build_postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
         evaluator.on_batch, evaluator.warn = self.log.report_step, self.log.warn_once
-        evaluator.aggregation = build_aggregation(metrics, self.options.accuracy_criterion)
+        criterion = self.options.accuracy_criterion
+        evaluator.aggregation = build_aggregation(metrics, criterion, eval_func)
         return evaluator
 
     def _direct_accuracy_criterion(self, metrics: MetricSet) -> AccuracyCriterion:

@@ -279,10 +279,13 @@ def format_metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) ->
     )
 
 
-def build_aggregation(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregation:
-    """Return the aggregation of several metrics to one number.
+def build_aggregation(
+    metrics: MetricSet, criterion: AccuracyCriterion, eval_func: EvalFunc | None = None
+) -> MetricAggregation:
+    """Return the aggregation of several metrics, or values of `eval_func`, to one number.
 
-    The direction of the user's criterion applies to metrics without their own.
+    The direction of the user's criterion applies to metrics without their own, and that of the only
+    metric to the values that the metric returns by name.
 
     Raises:
         ConfigurationError: a direction contradicts the metric's own; or every metric has to meet
@@ -300,6 +303,13 @@ def build_aggregation(metrics: MetricSet, criterion: AccuracyCriterion) -> Metri
         if stated is None and measure.doubtful_name is not None and metrics.every:
             raise _doubtful_direction_error(measure)
         higher[name] = stated is not False
+    only = metrics[0][0] if len(metrics) == 1 else eval_func
+    if default is None and only is not None:
+        default = _build_measure(only if eval_func is None else eval_func).said
+    if metrics.every and eval_func is None:
+        criterion = replace(criterion, higher_is_better=True)  # see `resolve_direction`
+    elif default is not None:
+        criterion = replace(criterion, higher_is_better=default)
     return MetricAggregation(
         metrics.names, metrics.every, criterion, higher, partial(_is_higher_better, default)
     )

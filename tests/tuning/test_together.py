@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import sklearn.metrics
+import torch
 from rich.console import Console
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
@@ -118,6 +119,13 @@ def test_every_value_is_in_the_table_with_its_target(run):
     assert "lower is better" in printed
 
 
+def test_the_page_shows_the_value_of_a_metric_before_the_score(run, tmp_path):
+    run.report.save_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    first = next(iter(run.report.metrics.values()))
+    assert page.index(f"{first.value:.5g}") < page.index(">score ")
+
+
 def test_one_metric_that_misses_is_enough_to_refuse(net, digits, tmp_path):
     calls = []
 
@@ -159,3 +167,50 @@ def test_a_direction_that_is_contradicted_or_unknown_is_an_error(net, digits, tm
     ]:
         with pytest.raises(ConfigurationError, match=message):
             tuned(net, digits, tmp_path, metric, AccuracyCriterion(0.05))
+
+
+def test_a_dict_of_one_number_is_that_number(net, digits, tmp_path):
+    def compute_metrics(eval_pred):
+        return {"accuracy": (eval_pred.predictions.argmax(-1) == eval_pred.label_ids).mean()}
+
+    report = tuned(net, digits, tmp_path, compute_metrics, AccuracyCriterion(0.05)).report
+    images, labels = digits[1].images, digits[1].labels
+    with torch.no_grad():
+        expected = (net(torch.from_numpy(images)).argmax(1).numpy() == labels).mean()
+    assert report.baseline_accuracy == pytest.approx(expected)
+    assert report.target == pytest.approx(0.95 * expected)
+    assert report.metrics == {}
+
+
+def test_a_number_by_name_has_the_direction_of_its_metric(net, digits, tmp_path):
+    class Distance:
+        higher_is_better = False
+
+        def reset(self):
+            self.values = []
+
+        def update(self, preds, labels):
+            self.values.append(np.square(preds - np.eye(10)[labels]).mean())
+
+        def result(self):
+            return {"distance": float(np.mean(self.values))}
+
+    report = tuned(net, digits, tmp_path, Distance(), AccuracyCriterion(0.05)).report
+    assert not report.higher_is_better
+    assert report.target == pytest.approx(1.05 * report.baseline_accuracy)
+    assert report.baseline_accuracy != 1
+
+
+def test_metrics_for_which_lower_is_better_are_refused_if_one_grows(net, digits, tmp_path):
+    calls = []
+
+    def doubling(preds, labels):
+        calls.append(None)
+        return float(len(calls))
+
+    def distance(preds, labels):
+        return float(np.square(preds - np.eye(10)[labels]).mean())
+
+    criterion = AccuracyCriterion(0.05, higher_is_better=False)
+    result = tuned(net, digits, tmp_path, {"distance": distance, "own": doubling}, criterion)
+    assert not result.met

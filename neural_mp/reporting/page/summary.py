@@ -96,6 +96,11 @@ def _format_accuracy_texts(report: Report) -> tuple[str, str, Child]:
         for name, m in report.metrics.items()
     ]
     title = "Metrics" if metrics else _capitalize_first(report.metric or "accuracy")
+    if any(m.target is not None for m in report.metrics.values()):
+        # The score of several metrics is relative; their own values are those of the user.
+        name, first = next(iter(report.metrics.items()))
+        score = create_element("div", f"score {formatting.format_number(report.accuracy)}")
+        return name, formatting.format_number(first.value), [*metrics, score]
     if report.accuracy is None:
         if report.output_sqnr_db is None:
             return title, "not checked", ""

@@ -346,6 +346,7 @@ class Evaluator:
 
     def _score_results(self, results: Mapping[str, Any]) -> float:
         """Return the single number of results, each a number or several by name."""
+        results = self._unwrap_single_value(results)
         values: dict[str, float] = {}
         for name, result in results.items():
             if isinstance(result, Mapping):
@@ -365,6 +366,19 @@ class Evaluator:
             return self.aggregation.aggregate_score(values)
         weights = [1.0] if self.eval_func else [weight for _, weight in self.metrics]
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
+
+    def _unwrap_single_value(self, results: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the only result as a number if the result is a dict of one number.
+
+        A name in the other direction (`{"mse": …}` of a function of unknown direction) stays, and
+        is scored in the direction of the name.
+        """
+        ((name, result),) = results.items() if len(results) == 1 else (("", None),)
+        if not isinstance(result, Mapping) or len(result) != 1:
+            return results
+        ((key, value),) = result.items()
+        higher = self.aggregation.direction(key)
+        return {name: value} if higher is self.aggregation.criterion.prefers_higher else results
 
     def _compute_running_accuracy(self) -> float:
         """Return the running accuracy; NaN if not yet defined."""
