@@ -283,14 +283,14 @@ class _Search:
         n = sum(layer.keep for layer in self.layers.values())
         if n < _MANY_KEPT_LAYERS or n * 3 < len(self.layers) or self.all_low_noise == 0:
             return ()
-        share = 100 * math.sqrt(self.all_low_noise)
         # Rounded up to one significant digit, strictly above the noise.
         step = 10 ** math.floor(math.log10(self.all_low_noise))
         limit = (math.floor(self.all_low_noise / step) + 1) * step
         return (
-            f"many layers are kept in float32: {n} of {len(self.layers)}. All layers in 16 bits "
-            f"change the gradients by {share:.2g}%, which many models tolerate; with "
-            f"limit={limit:g}, only layers that break training are kept",
+            f"many layers are kept in float32: {n} of {len(self.layers)}. With all layers in 16 "
+            f"bits, the noise of the gradients is {self.all_low_noise:.2g} (limit: "
+            f"{self.limit:g}), which many models tolerate; with limit={limit:g}, only layers that "
+            f"break training are kept",
         )
 
 

@@ -312,3 +312,30 @@ def test_a_plan_that_does_not_fit_is_refused(plan, error, said):
 def test_a_plan_is_a_plan_or_a_file():
     with pytest.raises(ConfigurationError, match="plan must be an Advice"):
         apply_plan(digits_net(False), {"conv1": "bf16"})
+
+
+def test_a_plan_fits_a_model_whose_layers_keras_has_numbered_anew():
+    def unnamed_net():
+        convolutions = [layers.Conv2D(4, 3), layers.ReLU(), layers.Conv2D(4, 3), layers.ReLU()]
+        inner = keras.Sequential(convolutions)
+        dense = [layers.Flatten(), layers.Dense(8), layers.ReLU(), layers.Dense(10)]
+        return keras.Sequential([keras.Input((8, 8, 1)), inner, *dense])
+
+    rng = np.random.default_rng(0)
+    batch = rng.random((4, 8, 8, 1), dtype=np.float32), rng.integers(0, 10, 4)
+    first, second = unnamed_net(), unnamed_net()
+    advice = advise(first, [batch], LOSS, steps=1, progress=False)
+    by_turns = {name: ("bf16", "fp32")[position % 2] for position, name in enumerate(advice.layers)}
+    plan = PrecisionPlan.from_dict(by_turns)
+    policies = [
+        [layer.dtype_policy.name for layer in apply_plan(model, plan)._flatten_layers()]
+        for model in (first, second)
+    ]
+    assert policies[0] == policies[1]
+    assert {"mixed_bfloat16", "float32"} == set(policies[0])
+
+
+def test_names_that_fit_no_position_are_refused():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(2)])
+    with pytest.raises(UnknownOperatorError, match="dense_9871"):
+        apply_plan(model, PrecisionPlan.from_dict({"dense_9871": "bf16"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -228,12 +228,52 @@ _POLICIES = {
 _COMPILED = ("train_function", "test_function", "predict_function")
 
 
+def _rename_automatic_layers(
+    model: keras.Model, plan: Mapping[str, Precision], layers: Collection[str]
+) -> dict[str, Precision]:
+    """Return a plan whose automatic names are those of the model, matched by class and position.
+
+    Keras numbers the layers that are not named by all layers that the process has created so far:
+    `re_lu_2` is the first `ReLU` of a model after another one. Names of one class are matched only
+    if the model lacks some of them and has as many layers of the class as the plan.
+    """
+    classes = {type(layer).__name__ for layer in model._flatten_layers()}
+    stems = {_to_snake_case(name) for name in classes}
+    own = _group_by_class(list_unit_layers(model), stems)
+    renamed: dict[str, str] = {}
+    for kind, names in _group_by_class(plan, stems).items():
+        if len(own.get(kind, ())) == len(names) and not all(name in layers for name in names):
+            renamed.update(zip(names, own[kind], strict=True))
+    return {renamed.get(name, name): precision for name, precision in plan.items()}
+
+
+def _group_by_class(names: Iterable[str], stems: Collection[str]) -> dict[str, list[str]]:
+    """Return path without automatic numbers → the names, in order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        parts = (_strip_number(part, stems) for part in name.split("/"))
+        groups.setdefault("/".join(parts), []).append(name)
+    return groups
+
+
+def _strip_number(name: str, stems: Collection[str]) -> str:
+    stem = re.sub(r"_\d+$", "", name)
+    return stem if stem in stems else name
+
+
+def _to_snake_case(class_name: str) -> str:
+    """Return the name that Keras gives to the first layer of a class."""
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", class_name))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
 def apply_plan(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
     """Set the dtype policies of layers, given by name or path."""
     layers: dict[str, list[Any]] = {}
     for layer in iterate_model_layers(model):
         for name in {name_in(model, layer), get_layer_path(layer), layer.name}:
             layers.setdefault(name, []).append(layer)
+    plan = _rename_automatic_layers(model, plan, layers)
     for name in plan:
         if name not in layers:
             hint = did_you_mean(name, layers)
