@@ -15,7 +15,12 @@ from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
 from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
 from neural_mp.data.user_imports import named_in_file
-from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.errors import (
+    ConfigurationError,
+    ModelLoadError,
+    NeuralMPError,
+    UnknownFrameworkError,
+)
 from neural_mp.metrics import METRICS, build_metric
 from neural_mp.strategies import Strategy, create_strategy_named
 
@@ -53,6 +58,22 @@ def build_model(settings: Settings, given: object) -> Any:
         return resolve_source(given)
     with _locate_name_errors(settings, ("model", "name")):
         return resolve_source(given)
+
+
+@contextmanager
+def locate_model_errors(settings: Settings, given: object) -> Iterator[None]:
+    """Name the line of `model.name` in errors of a model that the tuning file names.
+
+    Raises:
+        ModelLoadError, UnknownFrameworkError: raised inside.
+    """
+    try:
+        yield
+    except (ModelLoadError, UnknownFrameworkError):
+        if given is None or given is not settings.options.model:
+            raise
+        with settings.source.locate_errors(("model", "name")):
+            raise
 
 
 def build_loader(settings: Settings, section: KeyPath) -> DataLoader | None:

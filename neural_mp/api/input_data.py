@@ -14,6 +14,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
 from neural_mp.config import load_settings
+from neural_mp.config.source import TUNING_FILES
 from neural_mp.data.datasets import csv_dataset
 from neural_mp.data.numpy_files import iterate_plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
@@ -33,7 +34,7 @@ from neural_mp.util.validators import (
 DEFAULT_SAMPLES = 100
 #: Default batch size when a model is captured.
 _CAPTURED_WITH = 32
-_ARRAYS, _TABLE, TUNING_FILES = (".npy", ".npz"), ".csv", (".yaml", ".yml")
+_ARRAYS, _TABLE = (".npy", ".npz"), ".csv"
 #: One array, or input name → array.
 _Arrays = Array | dict[str, Array]
 

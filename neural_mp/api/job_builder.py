@@ -276,6 +276,8 @@ class JobBuilder:
             strategy,
         )
         sampled = self._build_calibration(calibration)
+        if options.runtime != SOURCE_RUNTIME:
+            self.log.listener.phase("Choosing the runtime", None)
         chosen = runtime.choose_runtime(
             sampled,
             lambda: build_measurement(loaded),
@@ -421,7 +423,8 @@ class JobBuilder:
 
         def load_for_batch(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
             load = build_loader(first)
-            loaded = load()
+            with config_objects.locate_model_errors(self.settings, self.options.model):
+                loaded = load()
             if batches.is_ambiguous and hides_batch:
                 with batches.blame_batch():
                     loaded(first.inputs)
@@ -429,7 +432,8 @@ class JobBuilder:
 
         if calibration is None:
             load = build_loader(None)
-            return load, load()
+            with config_objects.locate_model_errors(self.settings, self.options.model):
+                return load, load()
         batches, spec = calibration, InputSpec.from_arguments(default, None, None)
         # With example inputs from the user, loading does not depend on the batch.
         hides_batch = not labelled and spec.example is not None

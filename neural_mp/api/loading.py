@@ -86,6 +86,11 @@ def resolve_source(source: object) -> Any:
             require_regular_file(source)
         except OSError as error:
             raise ModelLoadError(f"{str(source)!r} cannot be read: {error.strerror}") from None
+    if callable(getattr(source, "save_plan", None)) and hasattr(source, "loaded"):
+        raise ConfigurationError(
+            "the model must be one to tune, got the result of a run, which is converted already; "
+            "set the model that you gave that run, or call the result itself: result(inputs)"
+        )
     if is_saved_model(source):
         raise ConfigurationError(
             f"{str(source)!r} holds a model that was already converted; give the original model, "

@@ -9,12 +9,13 @@ from typing import Any
 
 from neural_mp.adaptors.registry import require_framework
 from neural_mp.api import config_objects
-from neural_mp.api.input_data import DEFAULT_SAMPLES, TUNING_FILES, read_file_batches
+from neural_mp.api.input_data import DEFAULT_SAMPLES, read_file_batches
 from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.config import load_settings
+from neural_mp.config.source import TUNING_FILES
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, UnknownPrecisionError
 from neural_mp.io.limits import trusting

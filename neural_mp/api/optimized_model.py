@@ -59,6 +59,8 @@ from neural_mp.util.validators import file_path, validate_option
 
 logger = logging.getLogger(__name__)
 
+#: Key of the CPUs in the metadata of a model file.
+EXACT_ON_KEY = "neural_mp.exact_on"
 #: Attributes of models of `transformers` that a result passes on.
 _OF_PIPELINES = frozenset(
     {"can_generate", "config", "device", "forward", "generate", "generation_config"}
@@ -72,7 +74,7 @@ class OptimizedModel:
         loaded: the model together with its adaptor.
         plan: op → configuration.
         met: whether the accuracy target was met; None without an accuracy check.
-        trials: all trials, oldest first, with `to_dataframe`; empty for a loaded model.
+        trials: all trials, oldest first, with `to_dataframe`.
         report: results of the run.
         observations: calibration results.
         planned: op → effective configuration; empty for a model saved by an earlier version.
@@ -335,11 +337,14 @@ class OptimizedModel:
     def _make_file_metadata(self) -> dict[str, str]:
         return {
             PLAN_KEY: self.plan.to_yaml(framework=self.framework),
-            "neural_mp.exact_on": self.exact_on,
+            EXACT_ON_KEY: self.exact_on,
         }
 
     def _write_folder(self, folder: Path) -> None:
         self.adaptor.save(self.held, folder)
+        single = self.adaptor.single_file
+        if single is not None and single.add_metadata is not None:
+            single.add_metadata(folder, {EXACT_ON_KEY: self.exact_on})
         self.save_plan(folder / PLAN_FILE)
         if self.record is not None:
             write_record(folder / RECORD_FILE, self.record)
@@ -406,6 +411,7 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
         plan,
         replace(report, warnings=(*report.warnings, *done)),
         manifest["met"],
+        () if record is None else record.trials,
         observations=observations,
         planned=manifest["ops"],
         label_key=manifest["label_key"],

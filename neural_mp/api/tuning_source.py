@@ -15,10 +15,10 @@ import numpy as np
 
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.api.input_data import TUNING_FILES
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.config import load_settings
 from neural_mp.config.options import DEFAULT_PRECISIONS, parse_criterion_mapping
+from neural_mp.config.source import TUNING_FILES
 from neural_mp.core import hardware
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.precision import CPU_PRECISIONS, Precision

@@ -11,7 +11,13 @@ from typer.core import TyperGroup
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
-from neural_mp.cli.errors import ExitCode, help_epilog, print_error_line, report_error
+from neural_mp.cli.errors import (
+    ExitCode,
+    help_epilog,
+    print_error_document,
+    print_error_line,
+    report_error,
+)
 from neural_mp.cli.inspection import audit, explain, inspect
 from neural_mp.cli.kernels import WithProgram, hardware, kernels
 from neural_mp.cli.measurements import advise, benchmark, compare, sensitivity
@@ -51,7 +57,11 @@ def _report_usage_error(error: Exception) -> int | None:
         show()
     else:
         of = f" {context.info_name}" if context.parent is not None else ""
-        print_error_line(f"UsageError: {format_message().rstrip('.')}; see neural-mp{of} --help")
+        message = f"{format_message().rstrip('.')}; see neural-mp{of} --help"
+        arguments = sys.argv[1 : sys.argv.index("--") if "--" in sys.argv else None]
+        if "--json" in arguments:
+            print_error_document("UsageError", message, sys.stdout)
+        print_error_line(f"UsageError: {message}")
     return int(getattr(error, "exit_code", ExitCode.MISTAKE))
 
 

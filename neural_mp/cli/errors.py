@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sysconfig
 import traceback
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 import neural_mp
 from neural_mp.errors import NeuralMPError, is_users_own
@@ -76,6 +78,12 @@ def report_error(error: Exception) -> ExitCode:
         return ExitCode.USER_CODE
     print_error_line("internal error of neural-mp; please report it with the lines above")
     return ExitCode.FAULT
+
+
+def print_error_document(kind: str, message: str, stream: TextIO) -> None:
+    """Print an error as a JSON object with the key `error`, for commands with `--json`."""
+    document = {"error": {"type": kind, "message": message}}
+    print(json.dumps(document, indent=1), file=stream, flush=True)
 
 
 def print_error_line(message: str) -> None:

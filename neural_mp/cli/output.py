@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +20,11 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from neural_mp.cli.errors import print_error_line
+from neural_mp.cli.errors import print_error_document, print_error_line
 from neural_mp.cli.interrupts import handle_by_default, handle_interrupts, to_exit_code
 from neural_mp.cli.streams import check_written
 from neural_mp.core.trial import Trial
-from neural_mp.errors import ConfigurationError, ConversionError, NeuralMPError
+from neural_mp.errors import ConfigurationError, ConversionError, NeuralMPError, message_of
 from neural_mp.reporting import create_error_console, create_output_console
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Output:
         self.saved: Path | None = None
         self.interrupted_by: int | None = None
         self._stack = ExitStack()
+        self._is_shown = False
 
     def __enter__(self) -> Output:
         self._document = sys.stdout
@@ -87,6 +88,8 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+        if self.as_json and error is not None and not self._is_shown:
+            self._show_error(error)
         if self.interrupted_by is not None or isinstance(error, KeyboardInterrupt):
             print_error_line(f"interrupted; {self._describe_kept()}")
             raise typer.Exit(to_exit_code(self.interrupted_by or signal.SIGINT)) from None
@@ -130,7 +133,19 @@ class Output:
     def show_document(self, value: object) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
         text = json.dumps(_to_json_value(value), indent=1, allow_nan=False)
+        self._is_shown = True
         print(text, file=self._document, flush=True)
+
+    def _show_error(self, error: BaseException) -> None:
+        """Print the JSON document of a command that fails, unless standard output is closed."""
+        if isinstance(error, typer.Exit):
+            return
+        with suppress(OSError, ValueError):
+            if isinstance(error, KeyboardInterrupt):
+                message = f"interrupted; {self._describe_kept()}"
+                print_error_document("Interrupted", message, self._document)
+            else:
+                print_error_document(type(error).__name__, message_of(error), self._document)
 
     def show_warning(self, message: str) -> None:
         """Print a warning on standard error."""

@@ -89,9 +89,11 @@ def _parse_criterion(value: object) -> AccuracyCriterion:
     if isinstance(value, int | float) and not isinstance(value, bool):
         AccuracyCriterion(value)  # raises if the value does not fit a float
         return AccuracyCriterion(float(value))
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return parse_criterion_mapping({"relative": value}, "MixedPrecision")
     raise ConfigurationError(
-        f"accuracy_criterion must be an AccuracyCriterion, a fraction of the baseline, e.g. 0.01, "
-        f"or a dict, e.g. {{'absolute': 0.002}}, got {value!r}"
+        f"accuracy_criterion must be an AccuracyCriterion, a fraction of the baseline, e.g. 0.01 "
+        f"or '1%', or a dict, e.g. {{'absolute': 0.002}}, got {value!r}"
     )
 
 
@@ -235,17 +237,17 @@ class Options:
     amp: AutoMixedPrecisionOptions | None = declare_option(
         None, "op types to move between [the four lists](amp.md) of ops that may run in 16 bits"
     )
-    accuracy_criterion: Parsed[AccuracyCriterion, AccuracyCriterion | float | Mapping[str, Any]] = (
-        declare_option(
-            AccuracyCriterion(),
-            "the tolerated loss of accuracy; see [accuracy criterion](guide.md#accuracy-criterion)",
-            "tuning.accuracy_criterion",
-            in_file=_declare_criterion_section(values.SHARE, values.parse_amount),
-            in_inc_file=_declare_criterion_section(values.ANY_SHARE, values.ANY_SHARE),
-            parse=_parse_criterion,
-            shown=True,
-            default_words="1 %, relative",
-        )
+    accuracy_criterion: Parsed[
+        AccuracyCriterion, AccuracyCriterion | float | str | Mapping[str, Any]
+    ] = declare_option(
+        AccuracyCriterion(),
+        "the tolerated loss of accuracy; see [accuracy criterion](guide.md#accuracy-criterion)",
+        "tuning.accuracy_criterion",
+        in_file=_declare_criterion_section(values.SHARE, values.parse_amount),
+        in_inc_file=_declare_criterion_section(values.ANY_SHARE, values.ANY_SHARE),
+        parse=_parse_criterion,
+        shown=True,
+        default_words="1 %, relative",
     )
     objective: str | Mapping[str, float] = declare_option(
         Objective.PERFORMANCE,

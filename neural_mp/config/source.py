@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.core.enums import Dialect
-from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
 from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
@@ -20,6 +20,8 @@ from neural_mp.util.validators import InvalidValueError, format_path_key, previe
 
 KeyPath = tuple[str | int, ...]
 
+#: Suffixes of tuning files.
+TUNING_FILES = (".yaml", ".yml")
 #: Characters of an error message.
 _MAX_MESSAGE_CHARS = 2000
 
@@ -93,6 +95,15 @@ class Source:
             warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
 
+def _suggest_other_file(path: Path) -> str:
+    """Return a hint at a tuning file with a similar name, such as `conf.yml` for `conf.yaml`."""
+    try:
+        names = [file.name for file in path.parent.iterdir() if file.suffix in TUNING_FILES]
+    except OSError:
+        return ""
+    return did_you_mean(path.name, names)
+
+
 def read_file(path: str | Path) -> Source:
     """Read a YAML file whose top level is a mapping.
 
@@ -102,7 +113,9 @@ def read_file(path: str | Path) -> Source:
     try:
         text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"{path}: cannot be read: {error.strerror or error}{_suggest_other_file(Path(path))}"
+        ) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(

@@ -240,10 +240,13 @@ class SingleFile(Generic[M]):
         suffixes: the file suffixes.
         save_file: model, file, metadata → None; excess data goes into files next to it, and
             metadata into files that support it.
+        add_metadata: folder of `Framework.save`, metadata → None, of the file in the folder that
+            can be used without this package; None if the file has no metadata.
     """
 
     suffixes: tuple[str, ...]
     save_file: Callable[[M, Path, Mapping[str, str]], None]
+    add_metadata: Callable[[Path, Mapping[str, str]], None] | None = None
 
 
 @dataclass(frozen=True)

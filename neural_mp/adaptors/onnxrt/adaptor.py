@@ -48,7 +48,7 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
     portability = optional.Portability(
         layer_params.full_range_kernels, layer_params.with_unsigned_weights
     )
-    single_file = optional.SingleFile((".onnx",), storage.save_file)
+    single_file = optional.SingleFile((".onnx",), storage.save_file, storage.add_metadata)
     transfer = optional.Transfer("onnx", storage.model_boundary, storage.transfer_file)
 
     graph = staticmethod(build_graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,7 +17,9 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.compat.inc.user_objects import list_tensor_names
 from neural_mp.core.hardware import HOST_TARGET, TARGETS
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.reporting.tables import verdict_line
+from neural_mp.reporting.console import SafeConsole
+from neural_mp.reporting.formatting import create_table
+from neural_mp.reporting.tables import before_and_after, build_trial_table, verdict_line
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Width of tables in the log.
+_LOG_COLUMNS = 120
 #: End of the reasons of a run that kept FP32.
 _FP32_RESULT = "the result is the FP32 model"
 #: Framework's object of a result → the whole result, since scripts pass on the former.
@@ -296,6 +301,22 @@ def get_node_name(tensor: str) -> str:
 BaseModel = Model
 
 
+def _log_run(optimized: OptimizedModel) -> None:
+    """Log FP32 beside the result and the trials, as INC does at the end of its tuning loop."""
+    if not optimized.trials:
+        return
+    from neural_mp.compat.inc.utils import logger as script_logger  # which imports this module
+
+    report, console = optimized.report, SafeConsole(file=io.StringIO(), width=_LOG_COLUMNS)
+    rows, figures = before_and_after(report), (report.source_name, "result", "change")
+    title = verdict_line(report, optimized.met)
+    console.print(create_table(title, "", *figures, right=figures, rows=rows))
+    trials = [(trial, trial.speedup) for trial in optimized.trials]
+    console.print(build_trial_table(trials, "Trials"))
+    for line in console.file.getvalue().splitlines():  # type: ignore[attr-defined]
+        script_logger.info("%s", line)
+
+
 class Result:
     """An `OptimizedModel` with INC's names; delegates other names to the result, then the model.
 
@@ -305,6 +326,7 @@ class Result:
 
     def __init__(self, optimized: OptimizedModel) -> None:
         self.optimized = optimized
+        _log_run(optimized)
         if optimized.met is False:
             messages = (text for text in optimized.report.warnings if _FP32_RESULT in text)
             message = next(messages, verdict_line(optimized.report, optimized.met))

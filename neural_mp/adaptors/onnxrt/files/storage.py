@@ -48,6 +48,14 @@ def save_model(model: OnnxModel, folder: Path) -> None:
     write_details(folder / DETAILS_FILE, {**collect_graph_details(model), "opset": model.opset})
 
 
+def add_metadata(folder: Path, metadata: Mapping[str, str]) -> None:
+    """Add metadata to the model in a folder; messages that follow each other are merged."""
+    added = onnx.ModelProto()
+    onnx.helper.set_model_props(added, dict(metadata))
+    with (folder / MODEL_FILE).open("ab") as file:
+        file.write(added.SerializeToString())
+
+
 def restore_model(folder: Path, provider: str) -> OnnxModel:
     """Read back the files of `save_model`.
 
