@@ -14,8 +14,11 @@ from neural_mp.core.graph import Op
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
+from neural_mp.reporting.formatting import format_number, format_seconds
+from neural_mp.runs.report import RunRecord
 from neural_mp.space import ResolvedPlan, TuningSpace, explain_int8_choice, without_non_finite
 from neural_mp.space.resolution import BY_PLAN
+from neural_mp.tuning.measurement.sensitivity import sensitivity_report
 from neural_mp.util.csv_table import write_table
 
 #: Reason without a plan, in place of `BY_PLAN`.
@@ -71,6 +74,11 @@ class Explanation:
     runs_in: Precision
     reason: str
 
+    @property
+    def is_choice(self) -> bool:
+        """Whether the plan alone keeps the op in float, which could run in the precision."""
+        return self.runs_in is Precision.FP32 and self.reason.endswith("by the plan")
+
 
 def explain_op(
     model: AnyModel,
@@ -116,6 +124,30 @@ def explain_op(
     return node, {
         p: _adapt_to_hardware(host, p, explanation) for p, explanation in explanations.items()
     }
+
+
+def describe_run_evidence(record: RunRecord, op: str) -> str:
+    """Return what a run measured of an op that its plan keeps in float; empty without figures.
+
+    These are the time that a lower precision of the op saves, the noise at the outputs, and the
+    latest trial with the op in integers.
+    """
+    evidence = []
+    rows = [row for row in sensitivity_report(record).rows if op in row.ops]
+    for row in rows[:1]:
+        if row.seconds_gained is not None:
+            saved = format_seconds(row.seconds_gained)
+            evidence.append(f"a lower precision saves {saved} per run of the timed batch")
+        if row.output_noise is not None:
+            evidence.append(f"its noise at the outputs is {row.output_noise:.2g} (NSR)")
+    lowered = [t for t in record.trials if op in t.plan and t.plan[op].precision.is_integer]
+    for trial in lowered[-1:]:
+        loss = "" if trial.loss is None else f", loss {format_number(trial.loss)}"
+        evidence.append(
+            f"trial {trial.number + 1} with the op in {trial.plan[op].precision}: "
+            f"{trial.outcome}{loss}"
+        )
+    return "; ".join(evidence)
 
 
 def _adapt_to_hardware(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -192,7 +193,7 @@ def explain(
     out: Output,
 ) -> None:
     """Explain the precision of an op, or its widths on an accelerator, and why."""
-    from neural_mp.api.explain import explain_op
+    from neural_mp.api.explain import describe_run_evidence, explain_op
     from neural_mp.core import hardware
     from neural_mp.core.precision import parse_precisions
     from neural_mp.reporting import build_explanation_table
@@ -214,6 +215,11 @@ def explain(
     explained_op, explanations = explain_op(
         loaded, op, precisions, plan or _plan_of_noise(record), target
     )
+    if record is not None and (evidence := describe_run_evidence(record, explained_op.name)):
+        explanations = {
+            p: replace(item, reason=f"{item.reason} ({evidence})") if item.is_choice else item
+            for p, item in explanations.items()
+        }
     rows = {p: (item.list, item.runs_in, item.reason) for p, item in explanations.items()}
     out.show_table(build_explanation_table(explained_op, rows))
     ending = None if record is None else record.ending

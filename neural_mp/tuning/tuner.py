@@ -132,9 +132,10 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
         trials += [] if trained is None else [trained]
     if replacement is not None:
         selection = replacement
+    elif selection.trial is None:
+        # The result is the user's own model, without kernels for its FP32 ops.
+        log.add_warning(explain_fp32_result(job, trials, baseline.accuracy))
     else:
-        if selection.trial is None:
-            log.add_warning(explain_fp32_result(job, trials, baseline.accuracy))
         faster = partial(
             with_faster_kernels, job, model, selection, log, deadline, baseline.accuracy
         )

@@ -37,6 +37,7 @@ from neural_mp.amp import (
     keep_known_edits,
     resolve_precision,
 )
+from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import create_writable_folder
@@ -113,6 +114,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
             raise ConfigurationError(
                 f"precision of autocast must be bf16 or fp16, got {str(chosen)!r}"
             )
+        _warn_of_emulation(chosen)
         self.precision = chosen
         self._given = (precision, amp)
         self.lists, rules = _edit_lists(chosen, settings.edits, settings.force_all)
@@ -184,6 +186,16 @@ def _torchs_own_off(undone: ExitStack) -> None:
     undone.callback(torch.set_autocast_enabled, _NO_DEVICE, False)
     if "torch._dynamo" in sys.modules:  # Importing the compiler costs seconds.
         undone.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+@cache
+def _warn_of_emulation(precision: Precision) -> None:
+    """Log once that a precision without kernels on this machine is slow, with the reason."""
+    support = detect().support(precision)
+    if not support.native and not torch.accelerator.is_available():
+        logger.warning(
+            "autocast in %s is slower than float32 on this CPU: %s", precision, support.reason
+        )
 
 
 @cache
