@@ -98,14 +98,20 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
         history.begin_run(setup_in_space(setup, model.space))
     history.cache.put_entry(ELEMENTS, dict(job.footprints.element_counts))
     cache = cache_of_probes(job, model.observations)
+    probe_end = deadline.end_time - baseline.reserved_seconds
     probe = MeasuringProbe(
-        job, model, history.cache, measurement_allowance(job, baseline), cache=cache
+        job,
+        model,
+        history.cache,
+        measurement_allowance(job, baseline),
+        cache=cache,
+        end_time=probe_end,
     )
     search = _TrialSearch(job, model, history, baseline, log, deadline, resumed)
     learning = model.options.learning.limit
     with (
         log.time_phase("search"),
-        learning.override_end(deadline.end_time - baseline.reserved_seconds),
+        learning.override_end(probe_end),
     ):
         search.drive_search(job.strategy.search(make_tuning_problem(job, model, probe)))
     if learning.ended_work:

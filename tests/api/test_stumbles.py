@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 
 import numpy as np
 import onnx
@@ -18,9 +20,11 @@ from neural_mp.api.optimized_model import EXACT_ON_KEY, OptimizedModel
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConfigurationError
+from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.report import Report
 from neural_mp.training import autocast
 from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.measurement.probe import MeasuringProbe
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +185,11 @@ def test_scripts_of_inc_2_log_fp32_the_result_and_the_trials(net, digits, caplog
     logged = "\n".join(caplog.messages)
     for text in ("FP32", "result", "size of weights", "Trials", "int8"):
         assert text in logged
+
+
+@pytest.mark.parametrize(("left", "affordable"), [(-1.0, False), (60.0, True)])
+def test_no_measurement_for_the_search_begins_after_the_time_limit(left, affordable):
+    """Also if nothing was measured before: the allowance in CPU seconds says nothing of waiting."""
+    end = time.monotonic() + left
+    probe = MeasuringProbe(None, None, RunCache(), allowance=math.inf, end_time=end)
+    assert probe._has_time(time.process_time()) is affordable

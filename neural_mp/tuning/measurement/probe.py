@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,6 +121,8 @@ class MeasuringProbe(Probe):
         converted: plan → its model, kept for further use; None keeps those of the latest times.
         widths: noise of tensors and weights by width, if a strategy asked for these.
         gauge: the run of the FP32 model that took too long to time its ops, if it did.
+        end_time: moment on the monotonic clock after which no measurement begins, of the time
+            limit of a run.
     """
 
     job: TuningJob
@@ -135,6 +138,7 @@ class MeasuringProbe(Probe):
     converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
     widths: WidthFigures | None = None
     gauge: TimedRun | None = None
+    end_time: float = math.inf
     _longest: float = 0.0
     #: Models of the latest times, which further measurements and a trial use.
     _latest: list[AnyModel] = field(default_factory=list, repr=False)
@@ -278,7 +282,8 @@ class MeasuringProbe(Probe):
         started = time.process_time()
 
         def affords_another() -> bool:
-            return self.spent[TIMES] + 2 * (time.process_time() - started) < self.allowance
+            spent = self.spent[TIMES] + 2 * (time.process_time() - started)
+            return spent < self.allowance and time.monotonic() < self.end_time
 
         with self.model.adaptor.threads(measurement.threads):
             return time_ops(
@@ -351,6 +356,7 @@ class MeasuringProbe(Probe):
             model(measurement.inputs)
         rounds = measurement.iterations * (time.process_time() - now)
         remaining = self.allowance - self.spent[TIMES] - (now - started)
+        remaining = min(remaining, self.end_time - time.monotonic())
         return max(1, min(self.effort.longer, int(remaining / 2 / rounds))) if rounds else 1
 
     def weight_sensitivity(self) -> Mapping[str, float]:
@@ -481,6 +487,8 @@ class MeasuringProbe(Probe):
 
     def _has_time(self, started: float, plans: int = 1, of: str = TIMES) -> bool:
         """Whether the allowance suffices for `plans` more plans, given the time since `started`."""
+        if time.monotonic() >= self.end_time:
+            return False
         passed = self.spent[of] + time.process_time() - started
         if of == _NOISE:  # the first includes the FP32 outputs: it says little of the next
             return passed < self.allowance
