@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -98,10 +99,11 @@ class Source:
 def _suggest_other_file(path: Path) -> str:
     """Return a hint at a tuning file with a similar name, such as `conf.yml` for `conf.yaml`."""
     try:
-        names = [file.name for file in path.parent.iterdir() if file.suffix in TUNING_FILES]
+        files = [file for file in path.parent.iterdir() if file.suffix in TUNING_FILES]
     except OSError:
         return ""
-    return did_you_mean(path.name, names)
+    stems = difflib.get_close_matches(path.stem, {file.stem for file in files}, cutoff=0.6)
+    return did_you_mean(path.name, [file.name for file in files if file.stem in stems])
 
 
 def read_file(path: str | Path) -> Source:

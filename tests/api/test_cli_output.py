@@ -168,9 +168,9 @@ class TestJson:
         saved = json.loads(run("inspect", "tuned", "--json")[1])
         assert saved["plan"] == PrecisionPlan.load("tuned/plan.yaml").to_dict()
 
-    def test_a_mistake_leaves_standard_output_empty(self, run):
+    def test_a_mistake_is_the_only_document(self, run):
         code, out, err = run("inspect", "nothing.pt2", "--json")
-        assert (code, out) == (2, "")
+        assert (code, list(json.loads(out))) == (2, ["error"])
         assert "nothing.pt2" in err
 
 

@@ -179,7 +179,7 @@ MISTAKES = [
     _tune("postprocess", "ConfigurationError", "postprocess must be a function", "got 3", postprocess=3),
     _tune("postprocess of two", "DataError", "postprocess((predictions, labels))", postprocess=lambda p, labels: None),
     # criterion and limits
-    _tune("percent as text", "ConfigurationError", "e.g. 0.01", "'1%'", accuracy_criterion="1%"),
+    _tune("tolerance in words", "ConfigurationError", "e.g. 0.01", "'1%'", accuracy_criterion="little"),
     _tune("percent of a number", "ConfigurationError", "500 %", "0.05 (5 %)", accuracy_criterion=5),
     _tune("absolute of a fraction", "ConfigurationError", "half the baseline", "target of 0.1", accuracy_criterion=AccuracyCriterion(0.9, relative=False)),
     _tune("absolute in percent", "ConfigurationError", "unit of the metric", "relative: 1%", accuracy_criterion={"absolute": "1%"}),
