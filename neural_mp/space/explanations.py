@@ -120,7 +120,7 @@ def _explain_missing_neighbours(graph: OpGraph, op: Op, flow: QuantizationFlow) 
     within = [op.name, *(other.name for other in graph if other.fusion_group == op.name)]
     readers = [r for name in within for r in graph.consumers(name) if r.name not in within]
     if any(flow.int8_reads.get(r.name, frozenset()).intersection(within) for r in readers):
-        return f"none of its inputs is in INT8{_list_precisions(op.inputs, flow)}"
+        return f"no kernel writes {', '.join(map(repr, op.inputs))} in INT8"
     in_float = _list_precisions([reader.name for reader in readers], flow)
     return f"no op reads its result in INT8{in_float}"
 
