@@ -36,7 +36,7 @@ from neural_mp.api.user_metrics import (
     resolve_direction,
     warn_replaced_metric,
 )
-from neural_mp.config import Options, Settings
+from neural_mp.config import Options, Settings, describe_source
 from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
 from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy, is_throughput, parse_objectives
@@ -204,11 +204,13 @@ class JobBuilder:
         options: options set in Python.
         settings: contents of the tuning file.
         log: receives warnings.
+        run: name of the run that the job continues, if not the latest.
     """
 
     options: Options
     settings: Settings
     log: RunLog
+    run: str = ""
 
     @property
     def explicit_precisions(self) -> tuple[Precision, ...] | None:
@@ -281,7 +283,9 @@ class JobBuilder:
         chosen = runtime.choose_runtime(
             sampled,
             lambda: build_measurement(loaded),
-            lambda: read_compared_runtimes(url(), fingerprint()) if options.resume else (),
+            lambda: (
+                read_compared_runtimes(url(), fingerprint(), self.run) if options.resume else ()
+            ),
         )
         hint = self._build_hint_search(loaded, build_measurement)
         load, loaded = chosen.load, chosen.model
@@ -310,7 +314,11 @@ class JobBuilder:
             calibration=sampled,
             measurement=build_measurement(loaded),
             open_history=lambda: History(
-                url(), log.calls.run_part(fingerprint), criterion.prefers_higher, options.resume
+                url(),
+                log.calls.run_part(fingerprint),
+                criterion.prefers_higher,
+                options.resume,
+                self.run,
             ),
             settings=SearchSettings(
                 precisions=precisions,
@@ -325,7 +333,10 @@ class JobBuilder:
             amp=amp.describe_options(),
             cache=cache_of(options, loaded, target),
             description=RunDescription(
-                make_model_name(options.model), describe_settings(options, self.settings), hardware
+                make_model_name(options.model),
+                describe_settings(options, self.settings),
+                hardware,
+                describe_source(options, self.settings),
             ),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,

@@ -25,6 +25,7 @@ from neural_mp.cli.options import make_command
 from neural_mp.cli.report import report
 from neural_mp.cli.streams import check_written, guard_streams
 from neural_mp.cli.tuning import convert, init, tune, tune_many
+from neural_mp.cli.ui import ui
 
 
 class _OneLineErrors(TyperGroup):
@@ -111,6 +112,7 @@ _COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
         "report workspace --model 1f0c --run 3 --output third.html",
         "report workspace --run 2 --against 1",
     ),
+    ui: ("ui neural_mp_workspace --open",),
     compare: (
         "compare model.pt2 tuned --data images.npy",
         "compare tuned other --data conf.yaml",

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
-from neural_mp.config.options import OPTIONS
-from neural_mp.config.settings import TRAINED_APPROACH, EvaluationSettings, Settings
+from neural_mp.config.options import OPTIONS, Options
+from neural_mp.config.settings import (
+    TRAINED_APPROACH,
+    EvaluationSettings,
+    MetricSettings,
+    Settings,
+)
 from neural_mp.config.source import KeyPath
 from neural_mp.config.values import ANY, EACH, NO_METRICS
 from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
+from neural_mp.data.loader import DescribedLoader
 from neural_mp.errors import ConfigurationError
+from neural_mp.runs.report import RunSource
 from neural_mp.space.capability import Constraints, OpConstraint
 from neural_mp.util.string_enum import StringEnum
 
+logger = logging.getLogger(__name__)
+
+#: Options that do not describe the run: its history, and the rights and displays of a process.
+_OF_THE_PROCESS = frozenset({"workspace", "storage", "resume", "trust", "listener"})
+#: Options of Python alone that a tuning file has in another form.
+_EVALUATION = frozenset({"metric", "eval_dataloader"})
 #: `1e-3` is a string in YAML 1.1, which PyYAML writes, but a number for our reader.
 _FLOAT_RE = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 
@@ -163,3 +179,44 @@ def _dump_metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
         directions = {} if None in flags else {"higher_is_better": flags}
         return {"multi_metrics": {**named, "weight": EACH, **directions}}
     return {"multi_metrics": {**named, "weight": [metric.weight for metric in metrics]}}
+
+
+def describe_source(options: Options, settings: Settings) -> RunSource | None:
+    """Return the options of a run as text; None if one of them is an object in Python.
+
+    `settings` are those of the tuning file, on top of which `options` were set.
+    """
+    written = Options()
+    for name, value in vars(options).items():
+        if name in OPTIONS and name not in _OF_THE_PROCESS | _EVALUATION and not _is_unset(value):
+            if not OPTIONS[name].path:
+                return None
+            vars(written)[name] = str(value) if isinstance(value, Path) else value
+    evaluation = _evaluation_of(options, settings)
+    if evaluation is None or not isinstance(written.model, str):
+        return None
+    try:
+        text = settings_to_yaml(replace(settings, options=written, evaluation=evaluation))
+    except ConfigurationError:
+        logger.debug("the options cannot be stored with the run", exc_info=True)
+        return None
+    return RunSource(text, str(Path.cwd()))
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or (isinstance(value, dict | tuple | str) and not value)
+
+
+def _evaluation_of(options: Options, settings: Settings) -> EvaluationSettings | None:
+    """Return the section with metric and data of `options`; None if these are objects."""
+    evaluation = settings.evaluation
+    is_own = settings.dialect is Dialect.OWN
+    if options.metric is not None:
+        if not (is_own and isinstance(options.metric, str)):
+            return None
+        evaluation = replace(evaluation, metrics=(MetricSettings(options.metric),))
+    if options.eval_dataloader is not None:
+        if not (is_own and isinstance(options.eval_dataloader, DescribedLoader)):
+            return None
+        evaluation = replace(evaluation, dataloader=options.eval_dataloader.spec)
+    return evaluation

@@ -87,6 +87,14 @@ class TransformedIterable:
         return map(self.transform, self.dataset)
 
 
+class DescribedLoader(DataLoader):
+    """A loader that keeps the mapping of its description, for another process to build it."""
+
+    def __init__(self, spec: Mapping[str, Any], dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.spec = spec
+
+
 def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
     """Build the dataset in `{NAME: {option: value}}`.
 
@@ -186,7 +194,8 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
         dataset = TransformedDataset(dataset, transform)
     elif transform is not None:
         dataset = TransformedIterable(dataset, transform)
-    return DataLoader(
+    return DescribedLoader(
+        spec,
         dataset,
         batch_size=spec.get("batch_size", 1),
         collate_fn=collate,

@@ -67,7 +67,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     # Standard output goes to standard error; the parent reads messages from the original.
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    _end_with_parent()
+    end_with_parent()
     directory, started = Path(folder), time.monotonic()
     outcome = read_outcome(directory)
     assert outcome is not None
@@ -110,7 +110,8 @@ def _tune_file(
     return result
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process and its children when standard input closes."""
     watched = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

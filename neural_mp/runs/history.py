@@ -19,6 +19,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, one_line, without_passwords
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.io.readers import compress_text, parse_json, prefix_file_errors
+from neural_mp.runs.lease import is_leased
 from neural_mp.runs.record_schema import BASELINE_FIGURES, setup_from_dict, setup_to_dict
 from neural_mp.runs.registry import (
     choose_stored_run,
@@ -38,6 +39,7 @@ from neural_mp.runs.report import (
     ProbeMeasurements,
     RunEnd,
     RunRecord,
+    RunSource,
     RunStart,
     RuntimeFigures,
     output_nsr_in,
@@ -56,7 +58,7 @@ T = TypeVar("T")
 _ATTEMPTS = 2
 #: Attributes of a run, and of a trial; the keys of measurements follow `MEASURED`.
 BASELINE, OBSERVATIONS, TRIAL = "baseline", "observations", "trial"
-SETUP, ENDING = "setup", "ending"
+SETUP, ENDING, SOURCE = "setup", "ending", "source"
 MEASURED = "measured: "
 
 
@@ -136,6 +138,21 @@ class RunStore:
         """The figures of the runtimes compared before the search; a HistoryError if damaged."""
         setup = self._read_attribute(SETUP, setup_from_dict)
         return () if setup is None else setup.runtimes
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process writes to the run, as far as this machine can observe."""
+        return is_leased(self._storage.engine, self.name)
+
+    @property
+    def trial_count(self) -> int:
+        """Number of finished trials."""
+        return sum(TRIAL in attributes for attributes in self._trials.values())
+
+    @property
+    def source(self) -> RunSource | None:
+        """The options of the run as text; None for objects in Python; an error if damaged."""
+        return self._read_attribute(SOURCE, RunSource.from_dict)
 
     def read_record(self) -> RunRecord:
         """Return all stored data of the run.
@@ -292,6 +309,7 @@ class History(RunStore):
         fingerprint: subject of the run: `model`, `data`, `metric`… → a digest or word.
         higher_is_better: the direction of the metric.
         resume: continue the latest run with the same fingerprint instead of starting a new run.
+        name: name of the run to continue, if not the latest.
 
     Attributes:
         cache: measurements of this run.
@@ -303,15 +321,20 @@ class History(RunStore):
     """
 
     def __init__(
-        self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
+        self,
+        url: str,
+        fingerprint: Mapping[str, str],
+        higher_is_better: bool,
+        resume: bool = False,
+        name: str = "",
     ) -> None:
         with _translate_database_errors(url):
             storage = open_storage(url)
             if resume:
-                name, self._lease = lease_run(storage, fingerprint, url)
+                run, self._lease = lease_run(storage, fingerprint, url, name)
             else:
-                name, self._lease = create_run(storage, fingerprint, higher_is_better)
-            super().__init__(storage, str(name))
+                run, self._lease = create_run(storage, fingerprint, higher_is_better)
+            super().__init__(storage, str(run))
             if resume:
                 self.close_killed_trials()
         # Weak, so that a discarded history releases its lease at once.
@@ -333,9 +356,11 @@ class History(RunStore):
         self._lease.release()
         close_storage(self._storage)
 
-    def begin_run(self, setup: RunStart) -> None:
+    def begin_run(self, setup: RunStart, source: RunSource | None = None) -> None:
         """Store the description of the run, and delete a previous ending."""
         self.set_packed(SETUP, setup_to_dict(setup))
+        if source is not None:
+            self.set_packed(SOURCE, source.to_dict())
         if self.has_ended:
             self.set_attribute(ENDING, None)
 
@@ -386,15 +411,17 @@ def _make_dashboard_attributes(trial: Trial) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def read_compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[RuntimeFigures, ...]:
+def read_compared_runtimes(
+    url: str, fingerprint: Mapping[str, str], name: str = ""
+) -> tuple[RuntimeFigures, ...]:
     """Return the figures of the runtimes that the run to be resumed compared, if any.
 
     Raises:
         HistoryError: the storage cannot be opened or read.
     """
     with _translate_database_errors(url), _open_storage_context(url) as storage:
-        name = find_latest_run(storage, fingerprint)
-        return () if name is None else RunStore(storage, str(name)).runtimes
+        run = find_latest_run(storage, fingerprint, name)
+        return () if run is None else RunStore(storage, str(run)).runtimes
 
 
 def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:
@@ -416,6 +443,20 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
             while not has_study(storage, name := choose_stored_run(names, number, model, url)):
                 names.remove(name)
             return RunStore(storage, str(name)).read_record()
+
+
+@contextmanager
+def open_runs(url: str, latest: int) -> Iterator[list[RunStore]]:
+    """Yield the latest runs of a storage, the newest first, without changing the storage.
+
+    Raises:
+        HistoryError: the storage cannot be opened or read.
+    """
+    with _translate_database_errors(url):
+        require_file(url)
+        with _open_storage_context(url) as storage:
+            names = [name for name in run_names(storage)[-latest:] if has_study(storage, name)]
+            yield [RunStore(storage, str(name)) for name in reversed(names)]
 
 
 @contextmanager

@@ -194,6 +194,12 @@ class RunLease:
         self._heartbeat.check_ownership()
 
 
+def is_leased(engine: Engine, name: str) -> bool:
+    """Whether a process holds the lease of a run; also a process that cannot be observed here."""
+    lease = RunRow(engine, name).read_lease()
+    return lease is not None and _LeaseOwner.from_text(lease).is_alive is not False
+
+
 class _Heartbeat:
     """A held lease, renewed by a thread."""
 

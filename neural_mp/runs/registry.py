@@ -236,48 +236,51 @@ def create_run(
 
 
 def lease_run(
-    storage: RDBStorage, fingerprint: Mapping[str, str], url: str
+    storage: RDBStorage, fingerprint: Mapping[str, str], url: str, name: str = ""
 ) -> tuple[RunName, RunLease]:
-    """Return the latest run with the same fingerprint, and its lease; messages contain the URL.
+    """Return the run of `find_latest_run`, and its lease; messages contain the URL.
 
     Raises:
         HistoryError: no run matches; the message compares with the latest run.
         RunInUseError: another process writes to the run.
     """
-    name = find_latest_run(storage, fingerprint)
-    if name is None:
-        raise _nothing_to_resume(storage, fingerprint, url)
-    return name, RunLease(storage.engine, str(name))
+    run = find_latest_run(storage, fingerprint, name)
+    if run is None:
+        raise _nothing_to_resume(storage, fingerprint, url, name)
+    return run, RunLease(storage.engine, str(run))
 
 
-def find_latest_run(storage: RDBStorage, fingerprint: Mapping[str, str]) -> RunName | None:
-    """Return the latest run with the same fingerprint; None if there is none."""
-    for name, previous in reversed(
+def find_latest_run(
+    storage: RDBStorage, fingerprint: Mapping[str, str], name: str = ""
+) -> RunName | None:
+    """Return the latest run with the same fingerprint, of this name if given; None without."""
+    for run, previous in reversed(
         _runs_with_fingerprints(storage, compute_model_digest(fingerprint))
     ):
-        if not list_differences(previous, fingerprint) and has_study(storage, name):
-            return name
+        is_meant = name in ("", str(run))
+        if is_meant and not list_differences(previous, fingerprint) and has_study(storage, run):
+            return run
     return None
 
 
 def _nothing_to_resume(
-    storage: RDBStorage, fingerprint: Mapping[str, str], url: str
+    storage: RDBStorage, fingerprint: Mapping[str, str], url: str, name: str = ""
 ) -> HistoryError:
-    """Return an error that compares with the latest run of the model, else of any model."""
-    runs = _runs_with_fingerprints(storage)
+    """Return an error that compares with the named run, or the latest of the model, else of any."""
+    runs = [run for run in _runs_with_fingerprints(storage) if name in ("", str(run[0]))]
     of_model = [run for run in runs if run[1].get("model") == fingerprint.get("model")]
     if not runs:
         return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
-    name, previous = (of_model or runs)[-1]
+    run_name, previous = (of_model or runs)[-1]
     changed = list_differences(previous, fingerprint)
     if not changed:
         return HistoryError(
-            f"cannot resume: the trials of {str(name)!r} were deleted; start a new run without "
+            f"cannot resume: the trials of {str(run_name)!r} were deleted; start a new run without "
             f"resume"
         )
     several = len(changed) > 1 or changed[0].endswith("s")  # "the four lists"
     return HistoryError(
         f"cannot resume: the {' and the '.join(changed)} of this run "
-        f"{'differ from those' if several else 'differs from that'} of {str(name)!r}; restore "
+        f"{'differ from those' if several else 'differs from that'} of {str(run_name)!r}; restore "
         f"{'them' if several else 'it'}, or start a new run without resume"
     )

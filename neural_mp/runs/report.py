@@ -343,6 +343,19 @@ class Setting(JsonFields):
 
 
 @dataclass(frozen=True)
+class RunSource(JsonFields):
+    """The options of a run, for another process that tries a further plan.
+
+    Attributes:
+        conf: text of a tuning file with all options that were set, in the file and in Python.
+        folder: working directory of the run, which relative paths in the text refer to.
+    """
+
+    conf: str
+    folder: str
+
+
+@dataclass(frozen=True)
 class Machine(JsonFields):
     """The machine of a run.
 

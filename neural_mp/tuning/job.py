@@ -17,7 +17,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.history import History
-from neural_mp.runs.report import RuntimeFigures, RuntimeHint, Setting
+from neural_mp.runs.report import RunSource, RuntimeFigures, RuntimeHint, Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe, Strategy, TuningProblem
 from neural_mp.targets.cost import TargetCosts
@@ -69,11 +69,13 @@ class RunDescription:
         model: the user's name of the model.
         settings: option → its value and origin.
         hardware: the target machine.
+        source: the options as text, if all of them have one.
     """
 
     model: str = "model"
     settings: Mapping[str, Setting] = field(default_factory=dict)
     hardware: Hardware = field(default_factory=Hardware)
+    source: RunSource | None = None
 
 
 @dataclass(frozen=True)

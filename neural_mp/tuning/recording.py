@@ -191,17 +191,24 @@ def _predict_latencies(
     job: TuningJob, trials: Sequence[Trial], times: OpTimings
 ) -> dict[int, float]:
     """Return trial → latency predicted by op timings, relative to FP32; empty without these."""
-    if not times.ops or not trials:
-        return {}
+    observations = job.model.observations
+    predicted = {t.number: predict_latency(job.space, observations, times, t.plan) for t in trials}
+    return {number: fraction for number, fraction in predicted.items() if fraction is not None}
+
+
+def predict_latency(
+    space: TuningSpace, observations: Observations, times: OpTimings, plan: PrecisionPlan
+) -> float | None:
+    """Return the latency of a plan predicted by op timings, relative to FP32; None without."""
+    if not times.ops:
+        return None
     # Imported on demand: SciPy is slow to import.
     from neural_mp.search.cost_model import CostInputs, predict_plan_time
 
-    observations = job.model.observations
     noise = apply_correction_nsr(observations, choose_best_corrections(observations))
-    weights = {op.name: op.weights for op in job.space.graph}
+    weights = {op.name: op.weights for op in space.graph}
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
-    predicted = {t.number: predict_plan_time(job.space, figures, t.plan) for t in trials}
-    return {number: fraction for number, fraction in predicted.items() if fraction is not None}
+    return predict_plan_time(space, figures, plan)
 
 
 @dataclass(frozen=True)

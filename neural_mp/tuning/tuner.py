@@ -74,7 +74,7 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
 
 def _search_with_history(job: TuningJob, log: RunLog, history: History) -> TuningResult:
     setup = record_run_setup(job)
-    history.begin_run(setup)
+    history.begin_run(setup, job.description.source)
     deadline = log.calls.deadline = Deadline(job.settings.exit_policy.timeout)
     resumed = _list_resumed_trials(job, history)
     baseline: Baseline | None = None

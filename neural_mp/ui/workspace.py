@@ -1,0 +1,137 @@
+"""The runs of a workspace, as far as a list of them shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.errors import HistoryError, NeuralMPError
+from neural_mp.runs.history import HISTORY_FILE, RunStore, get_storage_url, open_runs
+from neural_mp.runs.report import RunRecord, RunSource
+from neural_mp.util.validators import file_path, validate_option
+
+#: Number of runs listed, and searched; the latest.
+MAX_RUNS = 200
+#: Name of the plan of the result, among those of trials.
+RESULT = "result"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as stored at one moment.
+
+    Attributes:
+        name: name of the run in the workspace.
+        record: all stored data; None for a run without a readable description.
+        is_in_use: whether a process writes to the run.
+        problem: reason for a missing record; otherwise empty.
+        source: the options of the run as text; None if these are objects in Python.
+    """
+
+    name: str
+    record: RunRecord | None
+    is_in_use: bool = False
+    problem: str = ""
+    source: RunSource | None = None
+
+    def require_record(self) -> RunRecord:
+        """Return the record.
+
+        Raises:
+            HistoryError: the run has none.
+        """
+        if self.record is None:
+            raise HistoryError(f"the run {self.name!r} cannot be shown: {self.problem}")
+        return self.record
+
+    def require_source(self) -> RunSource:
+        """Return the options of the run.
+
+        Raises:
+            HistoryError: the run was started with objects in Python.
+        """
+        if self.source is None:
+            raise HistoryError(
+                f"the run {self.name!r} was started with objects in Python, which are not stored; "
+                f"convert the model there, with convert_with_plan"
+            )
+        return self.source
+
+    @property
+    def default_base(self) -> str:
+        """Name of the plan to edit first: `result`, or the number of the closest trial."""
+        record = self.require_record()
+        if record.trials and not (record.ending and len(record.ending.plan)):
+            return str(min(record.trials, key=lambda t: (not t.met, t.ranking_loss)).number)
+        return RESULT
+
+    def get_plan(self, base: str) -> PrecisionPlan:
+        """Return the plan of the result, or of the trial of a number.
+
+        Raises:
+            HistoryError: there is no such trial.
+        """
+        record = self.require_record()
+        if base == RESULT:
+            return PrecisionPlan() if record.ending is None else record.ending.plan
+        plan = next((trial.plan for trial in record.trials if str(trial.number) == base), None)
+        if plan is None:
+            raise HistoryError(f"the run {self.name!r} has no trial of number {base!r}")
+        return plan
+
+
+@dataclass
+class Workspace:
+    """The runs of a folder; records that cannot have changed are read once.
+
+    Raises:
+        HistoryError: the folder has no history of runs.
+    """
+
+    folder: Path
+    _read: dict[str, tuple[object, StoredRun]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        validate_option("the workspace", file_path, self.folder)
+        if not (self.folder / HISTORY_FILE).is_file():
+            raise HistoryError(
+                f"{str(self.folder)!r} contains no runs; give the workspace of a run (default: "
+                f"neural_mp_workspace)"
+            )
+
+    def list_runs(self) -> list[StoredRun]:
+        """Return the latest runs, the newest first.
+
+        Raises:
+            HistoryError: the history cannot be read.
+        """
+        with open_runs(get_storage_url(self.folder), MAX_RUNS) as stores:
+            return [self._read_run(store) for store in stores]
+
+    def get_run(self, name: str) -> StoredRun:
+        """Return one of the runs.
+
+        Raises:
+            HistoryError: there is no such run.
+        """
+        with open_runs(get_storage_url(self.folder), MAX_RUNS) as stores:
+            store = next((store for store in stores if store.name == name), None)
+            if store is None:
+                raise HistoryError(f"there is no run {name!r} in {str(self.folder)!r}")
+            return self._read_run(store)
+
+    def _read_run(self, store: RunStore) -> StoredRun:
+        state = (store.trial_count, store.has_ended, store.is_in_use)
+        known, run = self._read.get(store.name, (None, None))
+        if run is None or known != state or store.is_in_use:
+            run = _build_run(store)
+            self._read[store.name] = state, run
+        return run
+
+
+def _build_run(store: RunStore) -> StoredRun:
+    try:
+        return StoredRun(store.name, store.read_record(), store.is_in_use, source=store.source)
+    except NeuralMPError as error:
+        return StoredRun(store.name, None, store.is_in_use, str(error))
