@@ -232,7 +232,11 @@ def _draw_editor(run: StoredRun, base: str, replay: Replay | None) -> Element:
         "div",
         create_element("label", "Start from ", choice) if bases else None,
         create_element(
-            "input", type="search", id="edit-filter", placeholder="op or type", aria_label="Filter"
+            "input",
+            type="search",
+            id="edit-filter",
+            placeholder="op or type",
+            aria_label="Find ops to edit",
         ),
         class_="tools",
     )

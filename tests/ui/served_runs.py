@@ -19,7 +19,7 @@ from neural_mp.runs.report import RunRecord
 
 COMMAND = (sys.executable, "-m", "neural_mp.cli.entry_point")
 #: Matrix products of the classifier, in order.
-LAYERS = ("features", "hidden", "scores")
+LAYERS = ("features", "hidden", "wide", "scores")
 CONF = """
 model: {name: digits.onnx, runtime: source}
 mixed_precision: {precisions: int8}
@@ -39,10 +39,10 @@ def write_classifier(folder: Path, digits) -> None:
     for name, split in (("train", train), ("test", test)):
         np.savez(folder / f"{name}.npz", inputs=split.images.reshape(-1, 64), labels=split.labels)
     x = train.images.reshape(-1, 64)
-    first, second = (
-        random.normal(size=size).astype(np.float32) / 16 for size in ((64, 512), (512, 512))
-    )
-    hidden = np.maximum(np.maximum(x @ first, 0) @ second, 0)
+    arrays, hidden = [], x
+    for inputs in (64, 512, 512):
+        arrays.append(random.normal(size=(inputs, 512)).astype(np.float32) / 16)
+        hidden = np.maximum(hidden @ arrays[-1], 0)
     last = np.linalg.lstsq(hidden, np.eye(10)[train.labels], rcond=1e-3)[0].astype(np.float32)
     nodes, source = [], "x"
     for name in LAYERS:
@@ -51,7 +51,7 @@ def write_classifier(folder: Path, digits) -> None:
         if name != LAYERS[-1]:
             nodes.append(helper.make_node("Relu", [result], [f"{name}_relu"], name=f"{name}_relu"))
             source = f"{name}_relu"
-    weights = zip(LAYERS, (first, second, last), strict=True)
+    weights = zip(LAYERS, (*arrays, last), strict=True)
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,

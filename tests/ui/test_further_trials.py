@@ -129,7 +129,7 @@ def test_a_further_trial_has_the_target_and_leaves_the_result_as_it_is(workspace
 
 def test_a_run_of_data_files_without_a_tuning_file_can_be_continued(workspace):
     """Model, data, metric and tolerance of the command line are stored with the run."""
-    run = workspace.list_runs()[1]
+    run = workspace.list_runs()[-2]
     record = run.require_record()
     edits, plan = find_untried_edits(record), record.trials[0].plan
     number, _ = try_edited_plan(workspace.folder, run.name, plan, edits, Listener())
@@ -139,7 +139,7 @@ def test_a_run_of_data_files_without_a_tuning_file_can_be_continued(workspace):
 
 
 def test_a_run_of_objects_cannot_be_continued(workspace):
-    run = workspace.list_runs()[0]
+    run = workspace.list_runs()[-3]
     with pytest.raises(HistoryError, match="started with objects in Python"):
         try_edited_plan(workspace.folder, run.name, run.get_plan("0"), {}, Listener())
 
