@@ -131,14 +131,22 @@ def predict_plan(
     """
     space = restore_space(record)
     edited = edit_plan(space, plan, edits, list_plans(record))
-    before, (noise, exact) = _estimate_noise(record, plan)[0], _estimate_noise(record, edited)
+    keys_before, keys = (_list_noises(record, candidate) for candidate in (plan, edited))
+    measured = {
+        _make_noise_key(name, correction): nsr
+        for name, by_correction in record.measured.output_nsr.items()
+        for correction, nsr in by_correction.items()
+    }
+    estimates = _collect_tensor_noise(record)
+    exact = {key: nsr for key, nsr in measured.items() if key in estimates}
+    noise = rescale_noise_estimates(estimates, exact)
     flows = [record.setup.follow_plan(candidate).effective for candidate in (plan, edited)]
     return Prediction(
         predict_latency(space, record.observations, record.measured.times, edited),
-        sum(noise.values()),
-        sum(before.values()),
-        len(noise),
-        len(exact),
+        sum(noise.get(key, 0.0) for key in keys),
+        sum(noise.get(key, 0.0) for key in keys_before),
+        len(keys),
+        sum(key in exact for key in keys),
         {
             op: (flows[0][op], flows[1][op])
             for op in flows[1]
@@ -147,28 +155,34 @@ def predict_plan(
     )
 
 
-def _estimate_noise(
-    record: RunRecord, plan: PrecisionPlan
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return quantized tensor → NSR under a plan, and those of them measured at the outputs."""
+def _make_noise_key(tensor: str, correction: str) -> str:
+    return f"{correction}: {tensor}"
+
+
+def _collect_tensor_noise(record: RunRecord) -> dict[str, float]:
+    """Return the NSR of every quantized tensor with every correction, as observed."""
+    observations = record.observations
+    noise = {_make_noise_key(name, NO_CORRECTION): nsr for name, nsr in observations.nsr.items()}
+    for name, by_correction in observations.corrected_nsr.items():
+        noise |= {_make_noise_key(name, c): nsr for c, nsr in by_correction.items()}
+    return noise
+
+
+def _list_noises(record: RunRecord, plan: PrecisionPlan) -> list[str]:
+    """Return the key of every tensor that is quantized under a plan, with its correction.
+
+    A tensor keeps the correction of its readers only while one of them runs in INT8.
+    """
     effective = record.setup.follow_plan(plan).effective
-    noise, exact = {}, {}
+    keys = []
     for tensor in record.setup.tensors:
-        int8 = [op for op in tensor.quantizing_ops if effective[op] is Precision.INT8]
-        used = [
-            c for op in tensor.consumers if op in int8 and op in plan for c in plan[op].corrections
-        ]
-        by_correction = {
-            NO_CORRECTION: record.observations.nsr.get(tensor.name, 0.0),
-            **record.observations.corrected_nsr.get(tensor.name, {}),
-        }
-        correction = next((c for c in used if c in by_correction), NO_CORRECTION)
-        if int8:
-            noise[tensor.name] = by_correction[correction]
-        at_outputs = record.measured.output_nsr.get(tensor.name, {})
-        if int8 and correction in at_outputs:
-            exact[tensor.name] = at_outputs[correction]
-    return rescale_noise_estimates(noise, exact), exact
+        in_int8 = [op for op in tensor.quantizing_ops if effective[op] is Precision.INT8]
+        known = record.observations.corrected_nsr.get(tensor.name, {})
+        readers = (plan[op] for op in tensor.consumers if op in in_int8 and op in plan)
+        used = (c for config in readers for c in config.corrections if c in known)
+        if in_int8:
+            keys.append(_make_noise_key(tensor.name, next(used, NO_CORRECTION)))
+    return keys
 
 
 def try_further_plan(

@@ -87,16 +87,11 @@ def surround_comparison() -> Surroundings:
     return Surroundings(_draw_way_back(), style=_read("ui.css"))
 
 
-def build_list_page(runs: Sequence[StoredRun], folder: str, query: str) -> str:
+def build_list_page(runs: Sequence[StoredRun], folder: str) -> str:
     """Return the page of all runs, with a search and a choice of two runs to compare."""
+    hint = "Search model, framework, result"
     search = create_element(
-        "input",
-        type="search",
-        id="search",
-        name="q",
-        value=query,
-        placeholder="Search model, framework, result",
-        aria_label="Search runs",
+        "input", type="search", id="search", placeholder=hint, aria_label="Search runs"
     )
     compare = create_element("button", "Compare two", id="compare", type="submit")
     rows = [_draw_run_row(run) for run in runs]

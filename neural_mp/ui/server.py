@@ -61,13 +61,8 @@ class Site:
 
     def list_runs(self, request: Request, body: bytes) -> Response:
         """Return the page of all runs."""
-        return HTMLResponse(
-            pages.build_list_page(
-                self.workspace.list_runs(),
-                str(self.workspace.folder),
-                request.query_params.get("q", ""),
-            )
-        )
+        runs = self.workspace.list_runs()
+        return HTMLResponse(pages.build_list_page(runs, str(self.workspace.folder)))
 
     def show_run(self, request: Request, body: bytes) -> Response:
         """Return the page of a run, to edit the plan of the trial `base`."""

@@ -115,9 +115,10 @@ def test_a_page_that_does_not_exist_is_no_crash(client, run, path):
     assert client.send("GET", path.format(run))[0] in (400, 404)
 
 
-def test_names_of_a_run_cannot_inject_markup(client):
-    status, text = client.send("GET", "/?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E")
-    assert status == 200
+def test_an_address_cannot_inject_markup(client, run):
+    status, text = client.send("GET", f"/run/{run}?base=%22%3E%3Cscript%3Ealert(1)%3C/script%3E")
+    assert status == 404
+    assert "&lt;script&gt;alert" in text
     assert "<script>alert" not in text
 
 
