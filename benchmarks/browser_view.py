@@ -47,7 +47,7 @@ tuning:
 PATIENCE = 180_000
 #: Widths of a desktop and of a phone, and their height, in pixels.
 DESKTOP, PHONE, HEIGHT = 1400, 390, 840
-COLOURS = 128
+COLOURS = 256
 
 
 def tune_nets(folder: Path) -> None:
@@ -83,7 +83,7 @@ def draw_pages(browser: Any, address: str, out: Path) -> None:
     page.get_by_role("link", name="easy.onnx").last.click()
     card, choices = page.locator("#edit"), page.locator("#edits select")
     in_int8 = [at for at in range(choices.count()) if choices.nth(at).input_value() == "int8"]
-    choices.nth(in_int8[1]).select_option("fp32")
+    choices.nth(in_int8[0]).select_option("fp32")
     page.get_by_role("button", name="Predict").click()
     page.locator("#prediction dl").wait_for()
     save(out / "ui_edit.png", card.screenshot())

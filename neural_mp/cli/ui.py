@@ -39,10 +39,11 @@ def ui(
     try:
         from neural_mp.ui.server import Site, bind_port, serve
     except ImportError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn"):
             raise
         raise MissingFrameworkError(
-            f"the browser view requires {error.name}: {install_command('ui')}"
+            f"the browser view requires {package}: {install_command('ui')}"
         ) from error
     runs = Workspace(Path(DEFAULT_WORKSPACE) if workspace is None else workspace)
     replays = Replays(runs.folder, trust_of(trust or ()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.cookies import SimpleCookie
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, QueryParams
@@ -226,8 +227,6 @@ def bind_port(port: int) -> socket.socket:
 
 def serve(site: Site, listener: socket.socket) -> None:
     """Answer requests until Ctrl-C or SIGTERM, then end a running replay."""
-    import uvicorn
-
     config = uvicorn.Config(
         create_app(site), log_level="error", access_log=False, server_header=False, lifespan="off"
     )
