@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
+from xml.etree import ElementTree
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page import Surroundings, build_html_page, page_header, page_of
-from neural_mp.reporting.page.charts import draw_card, draw_empty_note, draw_scroll_area
+from neural_mp.reporting.page.charts import draw_card, draw_empty_note
 from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.summary import run_verdict
 from neural_mp.reporting.page.trials_section import describe_trial, time_fraction
@@ -25,13 +26,7 @@ from neural_mp.tuning.further_trial import (
 )
 from neural_mp.ui.replays import Replay
 from neural_mp.ui.workspace import MAX_RUNS, RESULT, StoredRun
-from neural_mp.util.html import (
-    Child,
-    Element,
-    create_element,
-    create_raw_element,
-    create_table,
-)
+from neural_mp.util.html import Child, Element, create_element, create_raw_element
 from neural_mp.util.noise import nsr_to_decibels
 from neural_mp.util.text import format_count
 
@@ -47,6 +42,18 @@ def _surround(top: Child, sections: Child = ()) -> Surroundings:
 
 def _read(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _load_template(name: str, **content: Child) -> Element:
+    """Return the element in a file of this package, with content at places named by their IDs."""
+    root = ElementTree.fromstring(_read(name))
+    for place in root.iter():
+        children = content.get((place.get("id") or "").replace("-", "_"))
+        if children is not None:
+            filled = create_element(place.tag, children)
+            place.text = filled.text
+            place.extend(filled)
+    return root
 
 
 def _build_page(title: str, content: Child, **state: object) -> str:
@@ -89,27 +96,12 @@ def surround_comparison() -> Surroundings:
 
 def build_list_page(runs: Sequence[StoredRun], folder: str) -> str:
     """Return the page of all runs, with a search and a choice of two runs to compare."""
-    hint = "Search model, framework, result"
-    search = create_element(
-        "input", type="search", id="search", placeholder=hint, aria_label="Search runs"
+    table = _load_template(
+        "runs.html",
+        rows=[_draw_run_row(run) for run in runs],
+        limit=f"The latest {MAX_RUNS} runs." if len(runs) == MAX_RUNS else None,
     )
-    compare = create_element("button", "Compare two", id="compare", type="submit")
-    rows = [_draw_run_row(run) for run in runs]
-    headings = ["run", "result", "accuracy", "speed", "trials", "started (UTC)"]
-    table = create_table(headings, [], class_="left", id="runs")
-    next(iter(table.iter("tbody"))).extend(rows)
-    count = create_element("span", format_count(len(runs), "run"), id="shown", class_="sub")
-    note = draw_empty_note(f"The latest {MAX_RUNS} runs.") if len(runs) == MAX_RUNS else None
-    form = create_element(
-        "form",
-        create_element("div", search, compare, count, class_="tools"),
-        draw_scroll_area(table, "Runs", "runs"),
-        note,
-        action="/compare",
-        method="get",
-    )
-    content = [page_header("Runs", folder), create_element("section", form, class_="card")]
-    return _build_page("Runs", content, state=sign_runs(runs))
+    return _build_page("Runs", [page_header("Runs", folder), table], state=sign_runs(runs))
 
 
 def _draw_run_row(run: StoredRun) -> Element:
@@ -217,54 +209,20 @@ def _draw_editor(run: StoredRun, base: str, replay: Replay | None) -> Element:
     bases = {str(t.number): f"trial {t.number + 1} ({t.outcome})" for t in record.trials}
     if record.ending is not None:
         bases = {RESULT: "the result", **bases}
-    choice = create_element(
-        "select",
-        [create_element("option", t, value=v, selected=v == base) for v, t in bases.items()],
-        id="base",
-        aria_label="Plan to edit",
+    data = create_raw_element(
+        "script", _encode_editor_data(run, base), type="application/json", id="edit-data"
     )
-    head = create_element(
-        "div",
-        create_element("label", "Start from ", choice) if bases else None,
-        create_element(
-            "input",
-            type="search",
-            id="edit-filter",
-            placeholder="op or type",
-            aria_label="Find ops to edit",
-        ),
-        class_="tools",
+    notes = [draw_empty_note(reason), create_element("pre", _PYTHON)] if reason else None
+    editor = _load_template(
+        "editor.html",
+        base=[create_element("option", t, value=v, selected=v == base) for v, t in bases.items()],
+        replayed=_describe_replay(record, replay),
+        no_replay=[data, notes],
     )
-    buttons = create_element(
-        "div",
-        create_element("button", "Predict", id="predict", type="button"),
-        create_element(
-            "button", "Replay", id="replay", type="button", class_="main", disabled=bool(reason)
-        ),
-        create_element("button", "Stop", id="stop", type="button", hidden=True),
-        create_element("button", "Discard", id="discard", type="button"),
-        create_element("button", "Save plan.yaml", id="save-plan", type="button"),
-        class_="tools",
-    )
-    table = create_table(["op", "type", "runs in", "change to"], [], class_="left", id="edits")
-    card = draw_card(
-        "Edit and replay",
-        "Choose another precision for single ops, predict time and noise from the measurements "
-        "of this run, then replay: the plan becomes a further trial of the run, evaluated on the "
-        "same data. The result stays as it is.",
-        head,
-        draw_scroll_area(table, "Precisions", "middle"),
-        create_element("p", id="edit-more", class_="none"),
-        buttons,
-        create_element("div", id="prediction", role="status"),
-        create_element("p", _describe_replay(record, replay), id="replayed", role="status"),
-        [draw_empty_note(reason), create_element("pre", _PYTHON)] if reason else None,
-        create_raw_element(
-            "script", _encode_editor_data(run, base), type="application/json", id="edit-data"
-        ),
-    )
-    card.set("id", "edit")
-    return create_element("div", card, class_="one")
+    button = editor.find(".//button[@id='replay']")
+    if reason and button is not None:
+        button.set("disabled", "")
+    return editor
 
 
 def _encode_editor_data(run: StoredRun, base: str) -> str:
