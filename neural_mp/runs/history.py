@@ -446,8 +446,8 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
 
 
 @contextmanager
-def open_runs(url: str, latest: int) -> Iterator[list[RunStore]]:
-    """Yield the latest runs of a storage, the newest first, without changing the storage.
+def open_runs(url: str, latest: int, name: str = "") -> Iterator[list[RunStore]]:
+    """Yield the latest runs of a storage, or those of a name, the newest first, to be read only.
 
     Raises:
         HistoryError: the storage cannot be opened or read.
@@ -455,8 +455,8 @@ def open_runs(url: str, latest: int) -> Iterator[list[RunStore]]:
     with _translate_database_errors(url):
         require_file(url)
         with _open_storage_context(url) as storage:
-            names = [name for name in run_names(storage)[-latest:] if has_study(storage, name)]
-            yield [RunStore(storage, str(name)) for name in reversed(names)]
+            runs = [run for run in run_names(storage) if name in ("", str(run))][-latest:]
+            yield [RunStore(storage, str(r)) for r in reversed(runs) if has_study(storage, r)]
 
 
 @contextmanager

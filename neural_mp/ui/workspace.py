@@ -90,6 +90,7 @@ class Workspace:
     """
 
     folder: Path
+    _listed: tuple[object, list[StoredRun]] = field(default=(None, []), repr=False)
     _read: dict[str, tuple[object, StoredRun]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,8 +107,17 @@ class Workspace:
         Raises:
             HistoryError: the history cannot be read.
         """
-        with open_runs(get_storage_url(self.folder), MAX_RUNS) as stores:
-            return [self._read_run(store) for store in stores]
+        files = (self.folder / f"{HISTORY_FILE}{suffix}" for suffix in ("", "-wal"))
+        state = [
+            (s.st_mtime_ns, s.st_size) for file in files if file.exists() for s in [file.stat()]
+        ]
+        known, runs = self._listed
+        # A process that is killed leaves the file as it is.
+        if known != state or any(run.is_in_use for run in runs):
+            with open_runs(get_storage_url(self.folder), MAX_RUNS) as stores:
+                runs = [self._read_run(store) for store in stores]
+            self._listed = state, runs
+        return runs
 
     def get_run(self, name: str) -> StoredRun:
         """Return one of the runs.
@@ -115,11 +125,10 @@ class Workspace:
         Raises:
             HistoryError: there is no such run.
         """
-        with open_runs(get_storage_url(self.folder), MAX_RUNS) as stores:
-            store = next((store for store in stores if store.name == name), None)
-            if store is None:
+        with open_runs(get_storage_url(self.folder), 1, name) as stores:
+            if not stores:
                 raise HistoryError(f"there is no run {name!r} in {str(self.folder)!r}")
-            return self._read_run(store)
+            return self._read_run(stores[0])
 
     def _read_run(self, store: RunStore) -> StoredRun:
         state = (store.trial_count, store.has_ended, store.is_in_use)
