@@ -1,6 +1,6 @@
 """The pictures of the browser view, from real runs, in an installed Chromium.
 
-    python -m benchmarks.browser_view [--out docs/pictures]
+    python -m docs.browser_view [--out docs/pictures]
 
 Three nets are tuned in one workspace, which `neural-mp ui` serves. Playwright opens the list and a
 run, edits one op to FP32, predicts and replays. The list and the trials are also shown as on a
@@ -51,6 +51,7 @@ COLOURS = 256
 
 
 def tune_nets(folder: Path) -> None:
+    """Tune the nets of `RUNS` in a workspace of the folder."""
     for split in ("train", "test"):
         data = Digits(split)
         np.savez(folder / f"{split}.npz", inputs=data.images, labels=data.labels)
@@ -75,6 +76,7 @@ def save(path: Path, *pictures: bytes) -> None:
 
 
 def draw_pages(browser: Any, address: str, out: Path) -> None:
+    """Write the pictures of the pages at an address."""
     context = browser.new_context(viewport={"width": DESKTOP, "height": HEIGHT})
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
@@ -111,6 +113,7 @@ def draw_pages(browser: Any, address: str, out: Path) -> None:
 
 
 def main() -> None:
+    """Tune, serve and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     chosen = parser.parse_args()
