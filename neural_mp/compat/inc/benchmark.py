@@ -23,8 +23,8 @@ from neural_mp.api.saved_model import is_saved_model
 from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
 from neural_mp.compat.inc.model import Model, list_existing_ports, runnable
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.user_objects import list_tensor_names
-from neural_mp.compat.inc.utils import logger
 from neural_mp.config import Settings
 from neural_mp.core.criterion import Deadline
 from neural_mp.errors import ConfigurationError, DataError, TuningError

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from neural_mp.adaptors.loaded_model import AnyModel, TransferredModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.compat.inc.script_log import logger as script_logger
 from neural_mp.compat.inc.user_objects import list_tensor_names
 from neural_mp.core.hardware import HOST_TARGET, TARGETS
 from neural_mp.errors import ConfigurationError, did_you_mean
@@ -305,8 +306,6 @@ def _log_run(optimized: OptimizedModel) -> None:
     """Log FP32 beside the result and the trials, as INC does at the end of its tuning loop."""
     if not optimized.trials:
         return
-    from neural_mp.compat.inc.utils import logger as script_logger  # which imports this module
-
     report, console = optimized.report, SafeConsole(file=io.StringIO(), width=_LOG_COLUMNS)
     rows, figures = before_and_after(report), (report.source_name, "result", "change")
     title = verdict_line(report, optimized.met)

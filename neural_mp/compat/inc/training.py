@@ -15,7 +15,7 @@ from neural_mp.api.replay import Conversion, convert_by_rules
 from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
 from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
 from neural_mp.compat.inc.model import Model, Result, native
-from neural_mp.compat.inc.utils import logger
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.core.enums import Capture
 from neural_mp.errors import CaptureError, ConfigurationError, ConversionError
 from neural_mp.space import ConversionRules

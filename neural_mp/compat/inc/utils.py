@@ -1,13 +1,10 @@
-"""The log of scripts, and helpers that they import from INC's `utils` and internal modules."""
+"""Helpers that scripts import from INC's `utils` and internal modules."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
-import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +15,7 @@ import numpy as np
 from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.model import Model, get_own_object
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import Int8Accumulation
@@ -30,30 +28,6 @@ if TYPE_CHECKING:
     from neural_mp.compat.inc.model import Result
 
 
-class _ScriptHandler(logging.StreamHandler):
-    """Handler for standard error; silent if the program has configured logging."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record unless a handler of the root logger does."""
-        if not logging.getLogger().handlers:
-            self.setStream(sys.stderr)  # programs may replace the stream at any time
-            super().emit(record)
-
-
-def _create_script_logger() -> logging.Logger:
-    """Return the log of scripts, with INC's format and levels: `LOGLEVEL`, by default INFO."""
-    inc_logger = logging.getLogger("neural_compressor")
-    handler = _ScriptHandler()
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S")
-    )
-    inc_logger.addHandler(handler)
-    level = logging.getLevelNamesMapping().get(os.environ.get("LOGLEVEL", "").upper())
-    inc_logger.setLevel(logging.INFO if level is None else level)
-    return inc_logger
-
-
-logger = _create_script_logger()
 debug, info, warning = logger.debug, logger.info, logger.warning
 error, log = logger.error, logger.log
 

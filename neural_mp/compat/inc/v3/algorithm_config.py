@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.utils import logger
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig
 from neural_mp.compat.inc.v3.devices import ProcessorType, is_client
 from neural_mp.core.enums import Approach, Scheme

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from neural_mp.compat.inc.utils import logger
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.space import name_matches
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from neural_mp.api.user_metrics import MetricSet, resolve_direction
 from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
-from neural_mp.compat.inc.utils import logger
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.errors import ConfigurationError, MetricError, NeuralMPError

@@ -16,8 +16,8 @@ from neural_mp.api.quantization_aware import finish
 from neural_mp.api.replay import convert_by_rules
 from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.training import train_in_place
-from neural_mp.compat.inc.utils import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig
 from neural_mp.compat.inc.v3.conversion import (
     build_conversion_rules,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
-from neural_mp.compat.inc.utils import logger
+from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.v3.algorithm_config import (
     DENSE,
     AlgorithmConfig,
