@@ -31,7 +31,7 @@ from neural_mp.adaptors.openvino.ops import (
 )
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
-from neural_mp.util.system.processes import check_process
+from neural_mp.util.system.processes import check_process, keep_in_forks
 from neural_mp.util.system.watched_thread import watch_calls
 
 logger = logging.getLogger(__name__)
@@ -227,6 +227,7 @@ class Runner:
             self._requests = [
                 _Request(self._compiled.create_infer_request()) for _ in range(streams or 1)
             ]
+            self._running: list[_Request] = []
             self._turns = itertools.count()
             _RUNNERS.add(self)
         except Exception as error:
@@ -270,7 +271,8 @@ class Runner:
         return [in_own_type(results[index], kind) for index, kind in enumerate(self._outputs)]
 
     def drop_running_requests(self) -> None:
-        """Use none of the requests that are running from now on."""
+        """Use none of the requests that are running from now on, and keep them as they are."""
+        self._running = [request for request in self._requests if request.lock.locked()]
         self._requests = [request for request in self._requests if not request.lock.locked()]
 
     def _select_request(self) -> _Request:
@@ -354,6 +356,7 @@ class Runner:
 
 #: All runners of the process.
 _RUNNERS: WeakSet[Runner | ShapedRunner] = WeakSet()
+keep_in_forks(_RUNNERS)
 
 
 def _leave_running_requests() -> None:

@@ -6,6 +6,7 @@ With `-m` or `-c`, Python searches the working directory first, so an untrusted 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 from neural_mp.errors import ConfigurationError, ForkError
 from neural_mp.util.json_fields import JsonFields
@@ -171,3 +174,18 @@ def check_process(runtime: str, remedy: str = "") -> None:
             f"parent, since calls may block for ever; use {runtime} in the child only, or start "
             f"the child by multiprocessing.get_context('spawn'){remedy}"
         )
+
+
+def keep_in_forks(objects: WeakSet[Any]) -> None:
+    """Never destroy the objects of a set in forked children.
+
+    The destructor of a native thread pool waits for its threads, which a child does not have, so a
+    child that drops a model of its parent, or collects the parent's garbage, would block for ever.
+    """
+
+    def keep_objects() -> None:
+        for item in objects:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=keep_objects)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import count_tensor_bytes, iterate_all
 from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.io.files import is_utf8
+from neural_mp.util.system.processes import keep_in_forks
 from neural_mp.util.system.watched_thread import Locals, watch_calls
 
 #: Major and minor version.
@@ -70,6 +72,11 @@ class _RunEnding:
 
 def _end_runs(local: Locals) -> None:
     local["ending"].end_runs()
+
+
+#: All sessions of the process.
+_SESSIONS: WeakSet[ort.InferenceSession] = WeakSet()
+keep_in_forks(_SESSIONS)
 
 
 class Runner:
@@ -135,6 +142,7 @@ class Runner:
         try:
             content = source or serialize_to_message(program).SerializeToString()
             self.session = ort.InferenceSession(content, options, providers=[provider])
+            _SESSIONS.add(self.session)
         except Exception as error:
             # The bindings, and the serialization of a broken graph, raise their own types.
             logger.debug("session creation failed", exc_info=True)

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,16 @@ def _forked(call: Callable[[], Any], *, exits: bool = False) -> str:
         return pipe.read() or "blocked"
 
 
+def _drop_model(saved: Path) -> str:
+    """Fork a child that drops the last reference to a model, whose idle threads it lacks."""
+    import neural_mp
+
+    models = [neural_mp.load(saved)]
+    models[0](_BATCH)
+    time.sleep(1.0)  # threads spin before they are idle
+    return _forked(models.clear)
+
+
 def _raise_named(outcome: str) -> None:
     """Raise an error of the name that a grandchild got."""
     if outcome != "done":
@@ -172,6 +183,7 @@ USES: dict[str, _Use] = {
     "exits": lambda f, d, r: _forked(lambda: None, exits=True),
     "loads and exits": lambda f, d, r: _forked(lambda: _load(d / "saved"), exits=True),
     "loads on one thread": lambda f, d, r: _forked(lambda: _load_on_one_thread(d / "saved")),
+    "drops a model": lambda f, d, r: _drop_model(d / "saved"),
     "loads in a thread": lambda f, d, r: _forked(lambda: _in_thread(lambda: _load(d / "saved"))),
     "calls in a thread": lambda f, d, r: _forked(lambda: _in_thread(lambda: r(_BATCH))),
     "forks and loads": lambda f, d, r: _forked(
