@@ -80,10 +80,8 @@ def test_a_file_on_the_command_line(net, digits, tmp_path):
     batch = {0: torch.export.Dim("batch")}
     torch.onnx.export(net, (sample,), tmp_path / "net.onnx", dynamic_shapes=(batch,), verbose=False)
     np.savez(tmp_path / "digits.npz", inputs=digits[1].images, labels=digits[1].labels)
-    code, out, err = run_main(
-        *("tune", "net.onnx", "--data", "digits.npz", "--metric", "accuracy"),
-        *("--objective", "modelsize", "--output", "tuned", "--json"),
-    )
+    command = "tune net.onnx --data digits.npz --metric accuracy --output tuned --json"
+    code, out, err = run_main(*command.split(), "--objective", "modelsize")
     assert code == 0, err
     report = json.loads(out)["report"]
     assert report["accuracy"] == pytest.approx(count_right(neural_mp.load("tuned"), digits[1]))
