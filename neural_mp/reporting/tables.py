@@ -281,13 +281,12 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
 
 def _make_cpu_rows(report: Report) -> list[tuple[str, str, str, str]]:
     """Return the row of the CPU seconds, which other processes hardly affect, if counted."""
-    baseline, result = report.baseline_cpu_seconds, report.cpu_seconds
-    if baseline is None or result is None:
+    if report.cpu_seconds is None:
         return []
     batch = f", batch of {report.batch_size}" if report.batch_size else ""
-    before, after = formatting.format_seconds(baseline), formatting.format_seconds(result)
-    ratio = formatting.format_ratio(baseline / result if result else None)
-    return [(f"CPU time{batch}", before, after, ratio)]
+    seconds = report.baseline_cpu_seconds, report.cpu_seconds
+    before, after = map(formatting.format_seconds, seconds)
+    return [(f"CPU time{batch}", before, after, formatting.format_ratio(report.cpu_speedup))]
 
 
 def _make_accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:

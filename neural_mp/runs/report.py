@@ -287,6 +287,13 @@ class Report(Printed, JsonFields):
         return self.baseline_latency / self.latency
 
     @property
+    def cpu_speedup(self) -> float | None:
+        """CPU seconds of FP32 divided by those of the result; None if either was not counted."""
+        if not self.cpu_seconds or not self.baseline_cpu_seconds:
+            return None
+        return self.baseline_cpu_seconds / self.cpu_seconds
+
+    @property
     def throughput(self) -> float | None:
         """Samples per second of the result; None if the throughput was not measured."""
         return self._samples_per_second(self.latency)

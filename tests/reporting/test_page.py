@@ -108,6 +108,23 @@ def test_a_page_has_the_verdict_and_four_figures(page):
         assert figure in text
 
 
+def test_the_tile_of_the_latency_has_the_cpu_time(graph):
+    run = page_records.record(graph)
+    report = replace(run.ending.report, baseline_cpu_seconds=0.15, cpu_seconds=0.06)
+    run = replace(run, ending=replace(run.ending, report=report))
+    assert "3.33×, 2.50× in CPU time" in Reader(page_of(run)).words()
+
+
+def test_an_uncertain_trial_is_told_from_a_slow_one(graph):
+    run = page_records.record(graph)
+    outcomes = {Outcome.SLOW: Outcome.UNCERTAIN}
+    trials = tuple(replace(t, outcome=outcomes.get(t.outcome, t.outcome)) for t in run.trials)
+    for outcome, words_ in (("slow", "speed-up too small"), ("uncertain", "speed-up within noise")):
+        shown = page_of(replace(run, trials=trials) if outcome == "uncertain" else run)
+        assert words_ in Reader(shown).words()
+        assert f"trial {outcome}" in shown
+
+
 def test_a_page_shows_every_part_of_a_run(page):
     headings = Reader(page).texts["h2"]
     expected = (

@@ -134,6 +134,15 @@ def test_a_speed_is_said_with_its_spread_and_a_difference_within_it_is_none():
     assert formatting.format_speedup(emulated) == "0.50× as fast (0.40 to 0.60), bf16 emulated"
 
 
+def test_the_cpu_time_stands_beside_the_latency():
+    """On a busy machine, a speed-up by the clock may be anything."""
+    busy = replace(REPORT, baseline_cpu_seconds=0.009, cpu_seconds=0.003)
+    row = next(line for line in shown(result_tables(busy, True)).splitlines() if "CPU time" in line)
+    for words_ in ("9 ms", "3 ms", "3.00×"):
+        assert words_ in row
+    assert "CPU time" not in shown(result_tables(REPORT, True))
+
+
 def test_where_nothing_is_faster_the_title_does_not_say_that_the_target_was_missed():
     slow = replace(REPORT, best_rejected=Trial(PLAN, Outcome.SLOW, 0.97, 0.0))
     text = shown(result_tables(slow, False))

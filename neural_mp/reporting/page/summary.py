@@ -75,6 +75,8 @@ def draw_tile(what: str, big: str, explanation: Child, *more: Child, kind: str =
 def _format_figure_texts(report: Report) -> list[tuple[str, str, Child]]:
     name, baseline, result = formatting.time_of(report)
     speed = f"; {formatting.format_ratio(report.speedup)}" if report.speedup else ""
+    if speed and report.cpu_speedup:
+        speed += f", {formatting.format_ratio(report.cpu_speedup)} in CPU time"
     return [
         (_capitalize_first(name), result, f"{report.source_name} {baseline}{speed}"),
         _format_accuracy_texts(report),
