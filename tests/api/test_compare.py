@@ -140,7 +140,10 @@ def test_bad_input_gets_one_line(run, compared, deep, digits):
     ]:
         code, out, err = run("compare", *arguments)
         assert code == 2, arguments
-        assert out == ""
+        if "--json" in arguments:
+            assert message in json.loads(out)["error"]["message"]
+        else:
+            assert out == ""
         assert message in err
         assert len(err.strip().splitlines()) == 1, err
 
