@@ -1,4 +1,4 @@
-"""What a job takes: seconds of its parts, and memory."""
+"""Cost of a job: seconds of its parts, and memory."""
 
 from __future__ import annotations
 

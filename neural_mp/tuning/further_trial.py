@@ -177,9 +177,9 @@ def _list_noises(record: RunRecord, plan: PrecisionPlan) -> list[str]:
     keys = []
     for tensor in record.setup.tensors:
         in_int8 = [op for op in tensor.quantizing_ops if effective[op] is Precision.INT8]
-        known = record.observations.corrected_nsr.get(tensor.name, {})
+        corrected = record.observations.corrected_nsr.get(tensor.name, {})
         readers = (plan[op] for op in tensor.consumers if op in in_int8 and op in plan)
-        used = (c for config in readers for c in config.corrections if c in known)
+        used = (c for config in readers for c in config.corrections if c in corrected)
         if in_int8:
             keys.append(_make_noise_key(tensor.name, next(used, NO_CORRECTION)))
     return keys

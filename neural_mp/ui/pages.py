@@ -36,8 +36,12 @@ result = convert_with_plan(model, "plan.yaml")  # the model of the run
 result.save("replayed")"""
 
 
-def _surround(top: Child, sections: Child = ()) -> Surroundings:
-    return Surroundings(top, sections, _read("ui.js"), _read("ui.css"))
+def _surround(top: Child, sections: Child = (), *, has_script: bool = True) -> Surroundings:
+    """Return the surroundings of a served page, which may send requests to its server."""
+    note = "Served by neural-mp ui to this machine only, without external resources."
+    requests = "form-action 'self'; connect-src 'self'"
+    script = _read("ui.js") if has_script else ""
+    return Surroundings(top, sections, script, _read("ui.css"), note, requests)
 
 
 def _read(name: str) -> str:
@@ -91,7 +95,7 @@ def _draw_way_back(*more: Child) -> Element:
 
 def surround_comparison() -> Surroundings:
     """Return the surroundings of the page of two compared runs, which has no script."""
-    return Surroundings(_draw_way_back(), style=_read("ui.css"))
+    return _surround(_draw_way_back(), has_script=False)
 
 
 def build_list_page(runs: Sequence[StoredRun], folder: str) -> str:

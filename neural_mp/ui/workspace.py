@@ -111,9 +111,9 @@ class Workspace:
         state = [
             (s.st_mtime_ns, s.st_size) for file in files if file.exists() for s in [file.stat()]
         ]
-        known, runs = self._listed
+        state_before, runs = self._listed
         # A process that is killed leaves the file as it is.
-        if known != state or any(run.is_in_use for run in runs):
+        if state_before != state or any(run.is_in_use for run in runs):
             with open_runs(get_storage_url(self.folder), MAX_RUNS) as stores:
                 runs = [self._read_run(store) for store in stores]
             self._listed = state, runs
@@ -131,16 +131,17 @@ class Workspace:
             return self._read_run(stores[0])
 
     def _read_run(self, store: RunStore) -> StoredRun:
-        state = (store.trial_count, store.has_ended, store.is_in_use)
-        known, run = self._read.get(store.name, (None, None))
-        if run is None or known != state or store.is_in_use:
-            run = _build_run(store)
+        is_in_use = store.is_in_use  # a query, as its answer changes
+        state = (store.trial_count, store.has_ended, is_in_use)
+        state_before, run = self._read.get(store.name, (None, None))
+        if run is None or state_before != state or is_in_use:
+            run = _build_run(store, is_in_use)
             self._read[store.name] = state, run
         return run
 
 
-def _build_run(store: RunStore) -> StoredRun:
+def _build_run(store: RunStore, is_in_use: bool) -> StoredRun:
     try:
-        return StoredRun(store.name, store.read_record(), store.is_in_use, source=store.source)
+        return StoredRun(store.name, store.read_record(), is_in_use, source=store.source)
     except NeuralMPError as error:
-        return StoredRun(store.name, None, store.is_in_use, str(error))
+        return StoredRun(store.name, None, is_in_use, str(error))

@@ -58,10 +58,10 @@ def test_constants_come_first_without_another_result(comparison):
 @pytest.mark.parametrize("comparison", COMPARISONS)
 def test_the_emulated_npu_compares_as_simulated(comparison, tmp_path):
     adaptor, data = TargetAdaptor(QNN), [draw_ids()]
-    held = adaptor.load(coded_net(comparison), example=(data[0],))
-    space = adaptor.space(held, Hardware())
+    loaded = adaptor.load(coded_net(comparison), example=(data[0],))
+    space = adaptor.space(loaded, Hardware())
     plan = space.resolve(space.fastest_plan())
-    written = adaptor.convert(held, plan, adaptor.observe(held, data, space), space)
+    written = adaptor.convert(loaded, plan, adaptor.observe(loaded, data, space), space)
     adaptor.single_file.save_file(written, tmp_path / "codes.onnx", {})
     file = onnx.load(tmp_path / "codes.onnx")
     simulated = [{file.graph.output[0].name: adaptor.predict(written, data[0])}]
