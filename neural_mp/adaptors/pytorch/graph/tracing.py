@@ -16,10 +16,10 @@ from neural_mp.util.system.interruption import interrupt_after_seconds
 TRACING = threading.RLock()
 #: CPU seconds of an export with symbolic sizes, plus seconds for each module without children, or
 #: op of a graph: sizes computed from other sizes, as in windows that are padded, may grow without
-#: bound.
-MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 6.0, 0.08
+#: bound. Three convolutions with sizes rounded up take 7 s in a new process.
+MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 20.0, 0.08
 #: The same for graphs of any size: beyond, an export with fewer dynamic axes takes a fraction.
-MAX_LARGE_EXPORT_SECONDS = 40.0
+MAX_LARGE_EXPORT_SECONDS = 60.0
 
 
 def max_symbolic_seconds(layers: nn.Module | int) -> float:
