@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_here import run_main
-from quick_runs import measure_briefly
+from quick_runs import give_nominal_times
 
 import neural_mp
 
@@ -49,7 +49,7 @@ class CommandCases:
         (file.parent / "conf.yaml").write_text(CONF.format(file=file.name))
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(file.parent)
-            measure_briefly(patch)
+            give_nominal_times(patch)
             code, _, err = run_main("tune", "conf.yaml", "--output", "tuned")
         assert code == 0, err
         return file.parent

@@ -225,12 +225,12 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _brief_measurements():
-    """Latencies are measured briefly, in fixtures too: no test is about how fast something is."""
-    from quick_runs import measure_briefly
+def _nominal_times():
+    """Models have nominal times, in fixtures too: no test is about how fast something is."""
+    from quick_runs import give_nominal_times
 
     with pytest.MonkeyPatch.context() as patch:
-        measure_briefly(patch)
+        give_nominal_times(patch)
         yield
 
 

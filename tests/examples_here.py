@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 from command_here import run_main
-from quick_runs import decide_early, measure_briefly, search_briefly, trace_once
+from quick_runs import give_nominal_times, search_briefly, trace_once
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Module → its number of epochs, and how many are enough to learn what an example is about.
@@ -75,9 +75,8 @@ def _fresh(folder: Path) -> Iterator[None]:
         sys.modules["keras"].utils.clear_session(free_memory=False)
     modules = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
-        measure_briefly(patch)
+        give_nominal_times(patch)
         search_briefly(patch)
-        decide_early(patch)
         trace_once(patch)
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(folder), *sys.path])

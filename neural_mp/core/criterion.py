@@ -213,7 +213,7 @@ class Deadline:
     """
 
     seconds: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     cause: str = ""
     remedy: str = "set a longer timeout"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command_here import run_main
-from quick_runs import export_once, measure_briefly
+from quick_runs import export_once, give_nominal_times
 
 from neural_mp.cli import app
 
@@ -92,7 +92,7 @@ def tune_run(tmp_path_factory, exported, digits) -> CommandRun:
     _fill(folder, exported, digits)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        measure_briefly(patch)
+        give_nominal_times(patch)
         return CommandRun(folder, *run_main("tune", "conf.yaml", "--output", "tuned"))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse  # noqa: F401 (it sets a filter of warnings when it is imported)
-from quick_runs import measure_briefly
+from quick_runs import give_nominal_times
 from surroundings import differences, snapshot
 
 import neural_mp
@@ -222,7 +222,7 @@ def main() -> None:
     model = model_of(framework, folder)
     np.seterr(divide="raise")
     np.set_printoptions(precision=3)
-    measure_briefly(pytest.MonkeyPatch())
+    give_nominal_times(pytest.MonkeyPatch())
     changes = {}
     for name, do in doings(model, folder):
         previous = snapshot(model=model)

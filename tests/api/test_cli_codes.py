@@ -210,7 +210,7 @@ def test_a_search_that_is_interrupted_shows_and_saves_its_result(
 ):
     (onnx_workplace / "does").write_text(does)
     process = started("--output", "tuned")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == code, err
     assert "the search was interrupted" in out
     assert "saved to tuned; finished trials are kept" in err.splitlines()[-1]
@@ -224,7 +224,7 @@ def test_an_interrupt_while_the_users_code_waits(started, onnx_workplace, number
     assert process.stdout.readline() == "waiting\n"
     time.sleep(0.2)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert "Traceback" not in err
     assert "finished trials are kept; continue with --resume" in err
@@ -236,12 +236,12 @@ def test_a_run_that_sigterm_ended_is_resumed_with_its_trials(started, onnx_workp
     (onnx_workplace / "conf.yaml").write_text((onnx_workplace / "conf.yaml").read_text() + tuning)
     (onnx_workplace / "does").write_text("SIGTERM in pass 4")
     process = started("--json")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 143, err
     (first,) = json.loads(out)["trials"]
     (onnx_workplace / "does").write_text("nothing")
     process = started("--resume", "--json")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode in (0, 1, 5), err
     document = json.loads(out)
     assert [trial["number"] for trial in document["trials"]] == [0, 2, 3]

@@ -124,7 +124,7 @@ class TestOfAProgram:
     def test_what_it_did_until_an_interrupt_is_shown(self, tmp_path, number, send):
         """Terminals send Ctrl-C to the program as well, others SIGTERM to the command alone."""
         waiting = PROGRAM.replace(
-            "sys.exit(", "import time; sys.stdout.flush(); time.sleep(60) or ("
+            "sys.exit(", "import time; sys.stdout.flush(); time.sleep(3600) or ("
         )
         (tmp_path / "waiting.py").write_text(waiting)
         command = [sys.executable, "-m", "neural_mp.cli.app", "kernels", "--"]
@@ -139,7 +139,7 @@ class TestOfAProgram:
             if "the end" in line:
                 break
         send(process.pid, number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 128 + number
         assert "│ jit:uni " in out
         assert "interrupted" in err
@@ -149,7 +149,7 @@ class TestOfAProgram:
         os.close(reading)
         command = [sys.executable, "-m", "neural_mp.cli.app", "kernels", "--", "yes"]
         done = subprocess.run(
-            command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+            command, stdout=writing, stderr=subprocess.PIPE, timeout=600, check=False
         )
         os.close(writing)
         assert done.returncode == 128 + signal.SIGPIPE

@@ -69,7 +69,7 @@ def on_a_terminal(*arguments: str, columns: int = 80, **environment: str) -> tup
     for (_, theirs), reader in zip(ends, readers, strict=True):
         os.close(theirs)
         reader.start()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=600) == 0
     for (mine, _), reader in zip(ends, readers, strict=True):
         reader.join()
         os.close(mine)

@@ -14,7 +14,7 @@ import torch
 import yaml
 from machine import machine
 from onnx_nets import as_onnx
-from quick_runs import measure_briefly
+from quick_runs import give_nominal_times
 from torch import nn
 
 from neural_mp.adaptors.loaded_model import LoadedModel
@@ -128,7 +128,7 @@ def case(request) -> Case:
 
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch):
-    measure_briefly(monkeypatch)
+    give_nominal_times(monkeypatch)
 
 
 def test_what_follows_an_edit_is_logged_and_reported_with_its_reason(case, tmp_path, caplog):

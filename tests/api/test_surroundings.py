@@ -47,7 +47,7 @@ def after_each(framework: str, folder: Path) -> dict[str, dict[str, str]]:
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

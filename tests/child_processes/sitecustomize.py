@@ -5,7 +5,7 @@ nothing is left to be used: what is frozen is out of them. `onnx_ir` imports `sy
 of sizes, which takes a third of the imports of a worker and which few models have. Keras imports
 scikit-learn for wrappers, and that imports the statistics of SciPy.
 
-A process that a test starts measures latencies briefly, as the tests themselves do.
+In a process that a test starts, models have nominal times, as in the tests themselves.
 """
 
 import atexit
@@ -16,11 +16,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader, _LazyModule
 from types import ModuleType
 
+from nominal_times import TIMING
+
 gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)
-
-#: Module that measures plans, and the seconds after which it starts no further round.
-_MEASURING, _MEASUREMENT_SECONDS = "neural_mp.tuning.measurement.objectives", 0.1
 
 #: What `inspect` asks all modules for, when it looks for the one that a function is from.
 _KNOWN_BEFORE = frozenset({"__class__", "__file__", "__loader__", "__name__", "__spec__"})
@@ -74,8 +73,8 @@ class _Later:
 sys.meta_path.insert(0, _Later)
 
 
-class _Briefly:
-    """Loader of the module that measures plans: no test is about how fast something is."""
+class _Nominally:
+    """Loader of a module that measures: no test is about how fast something is."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -85,23 +84,18 @@ class _Briefly:
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        rounds = module.time_interleaved_rounds
-
-        def brief_rounds(runs, **options):
-            limit = min(options["time_limit"], _MEASUREMENT_SECONDS)
-            return rounds(runs, **{**options, "time_limit": limit, "patience": 1.0})
-
-        module._LEAST_SECONDS, module.time_interleaved_rounds = 0.01, brief_rounds
+        for name, replace_timing in TIMING[module.__name__].items():
+            setattr(module, name, replace_timing(getattr(module, name)))
 
 
 class _Measured:
-    """Finds that module."""
+    """Finds these modules."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        spec = PathFinder.find_spec(name, path, target) if name == _MEASURING else None
+        spec = PathFinder.find_spec(name, path, target) if name in TIMING else None
         if spec is not None:
-            spec.loader = _Briefly(spec.loader)
+            spec.loader = _Nominally(spec.loader)
         return spec
 
 

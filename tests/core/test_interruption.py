@@ -1,13 +1,16 @@
 """Code of a package of pure functions is interrupted after its CPU seconds; other code is not."""
 
 import importlib
+import math
 import textwrap
 import threading
 import time
 
 import pytest
 import sympy
+from still_clock import StillClock
 
+from neural_mp.util.system import interruption
 from neural_mp.util.system.interruption import TimeLimitError, interrupt_after_seconds
 
 
@@ -23,10 +26,8 @@ def grow_expressions(end: float) -> None:
 
 
 def test_code_of_the_package_is_interrupted():
-    begun = time.monotonic()
     with pytest.raises(TimeLimitError) as caught, interrupt_after_seconds(0.1, within="sympy"):
-        grow_expressions(begun + 60)
-    assert time.monotonic() - begun < 30
+        grow_expressions(math.inf)
     assert caught.value.seconds == 0.1
 
 
@@ -40,9 +41,13 @@ def test_other_code_and_other_threads_are_not_interrupted():
     thread.join()
 
 
-def test_nothing_is_raised_after_the_end():
+def test_nothing_is_raised_after_the_end(monkeypatch):
+    """The limit passes right after the end, by the clock of the watcher."""
+    clock = StillClock()
+    monkeypatch.setattr(interruption, "_read_clock_seconds", lambda _: clock.now)
     with interrupt_after_seconds(0.05, within="sympy"):
         sympy.expand((sympy.Symbol("x") + 1) ** 3)
+    clock.sleep(1)
     grow_expressions(time.monotonic() + 0.3)
 
 

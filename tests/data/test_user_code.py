@@ -132,7 +132,7 @@ def test_workers_find_no_module_in_the_working_directory(tmp_path):
     _hostile(tmp_path)
     command = [sys.executable, "-c", _WORKERS]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "None"

@@ -114,10 +114,10 @@ def looked_at(tmp_path):
                 stderr=log,
             )
             try:
-                results = handler.answers.get(timeout=90)
+                results = handler.answers.get(timeout=600)
             finally:
                 browser.terminate()
-                browser.wait(timeout=20)
+                browser.wait(timeout=600)
                 server.shutdown()
                 server.server_close()
         lines = (tmp_path / "said").read_text(errors="replace").splitlines()

@@ -43,7 +43,7 @@ def run(tmp_path, monkeypatch):
     (kernel / "kernel.json").write_text(text)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return lambda book: nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
+    return lambda book: nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute()
 
 
 @pytest.mark.slow

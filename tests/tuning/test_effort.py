@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import io
 import math
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from quick_runs import load_once
 from rich.console import Console
+from still_clock import StillClock
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.api import job_builder
 from neural_mp.config import settings_from
+from neural_mp.core import criterion
 from neural_mp.core.effort import EFFORT_LIMITS, Effort
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import measurement as timing
 from neural_mp.reporting import LiveListener
 from neural_mp.reporting.tables import result_tables
 from neural_mp.testing import Accuracy
-from neural_mp.tuning import unchecked
+from neural_mp.tuning import listener, trial_runner, unchecked
+from neural_mp.tuning.evaluation import plan_evaluator
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning.measurement import objectives, probe
 from neural_mp.tuning.measurement.objectives import Measurement
 
 BATCH_SECONDS = 0.05
@@ -33,39 +36,50 @@ DECIDES = unchecked.decides_by_time
 
 
 class SlowAccuracy(Accuracy):
-    """A metric that takes long, and records when each batch began."""
+    """A metric that takes long by a clock, and records when each batch began."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: StillClock) -> None:
         super().__init__()
+        self.clock = clock
         self.begun: list[float] = []
 
     def update(self, preds, labels) -> None:
-        self.begun.append(time.monotonic())
-        time.sleep(BATCH_SECONDS)
+        self.begun.append(self.clock.now)
+        self.clock.sleep(BATCH_SECONDS)
         super().update(preds, labels)
 
 
 class Announcements(Listener):
     """Limits that were announced, with the time of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: StillClock) -> None:
+        self.clock = clock
         self.limits: list[tuple[float, str, float]] = []
 
     def limit(self, seconds: float, effort: str) -> None:
-        self.limits.append((seconds, effort, time.monotonic()))
+        self.limits.append((seconds, effort, self.clock.now))
 
 
 @pytest.fixture
-def converter(hostile_net, digits):
+def clock(monkeypatch) -> StillClock:
+    """The clock of a run, on which only batches of the metric take time."""
+    clock = StillClock()
+    modules = (criterion, listener, plan_evaluator, trial_runner, probe)
+    clock.keep_time_of(monkeypatch, *modules)
+    return clock
+
+
+@pytest.fixture
+def converter(hostile_net, digits, clock):
     tuner = MixedPrecision()
     tuner.model = hostile_net
     tuner.precisions = "int8"
     tuner.strategy = "basic"  # whose trials on this net are many
     tuner.objective = "modelsize"
-    tuner.metric = SlowAccuracy()
+    tuner.metric = SlowAccuracy(clock)
     tuner.eval_dataloader = digits[1].loader(100)
     tuner.cache = False
-    tuner.listener = Announcements()
+    tuner.listener = Announcements(clock)
     return tuner
 
 
@@ -94,7 +108,7 @@ def test_a_quick_search_ends_at_its_limit_within_a_batch(converter, without_extr
     result = converter()
     report, ((seconds, effort, announced),) = result.report, converter.listener.limits
     known = report.seconds["calibrate"] + report.seconds["baseline"]
-    assert 3 * known - 0.1 < seconds < 3 * known + 1
+    assert seconds == math.ceil(3 * known)
     assert seconds == report.effort_seconds
     assert effort == "quick"
     begun = converter.metric.begun
@@ -142,23 +156,28 @@ def test_only_an_effort_that_is_set_limits_a_run_and_a_timeout_replaces_that_of_
     assert multiple(exit_policy={"timeout": 7200}, effort="quick") == 3
 
 
-def test_without_a_metric_the_seconds_of_loading_count(net, digits):
+def test_without_a_metric_the_seconds_of_loading_count(net, digits, clock, monkeypatch):
+    def load(*arguments, **options):
+        clock.sleep(7)
+        return load_once(*arguments, **options)
+
+    monkeypatch.setattr(job_builder, "load_source", load)
     converter = MixedPrecision(model=net, calib_dataloader=digits[0].loader(), effort="quick")
     converter.precisions, converter.cache = "int8", False
     report = converter().report
-    known = report.seconds["calibrate"] + report.seconds["load"]
-    assert 3 * known + 10 - 0.1 < report.effort_seconds < 3 * known + 11
+    assert (report.seconds["calibrate"], report.seconds["load"]) == (0, 7)
+    assert report.effort_seconds == 3 * 7 + 10
 
 
 @pytest.mark.slow
 def test_a_slow_model_without_a_metric_gets_no_optional_measurements(
-    net, digits, without_extra_seconds, monkeypatch
+    net, digits, without_extra_seconds, clock, monkeypatch
 ):
     """INT8 gains nothing here; FP32 in other kernels might, but the limit passed."""
     call = LoadedModel.__call__
 
     def slow(self: LoadedModel, inputs: object) -> object:
-        time.sleep(0.3)
+        clock.sleep(0.3)
         return call(self, inputs)
 
     def rounds(runs, **_: object) -> list[list[float]]:

@@ -78,7 +78,7 @@ class MarkedMetric:
 
 def kill_when_at_work(folder, raylet):
     """A node's processes are children of its raylet, and end with it."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not (folder / str(raylet)).exists() and time.monotonic() < until:
         time.sleep(0.05)
     os.kill(raylet, signal.SIGKILL)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from still_clock import StillClock
 
 from neural_mp import MixedPrecision, load
 from neural_mp.core.criterion import is_throughput, parse_objectives
 from neural_mp.core.enums import Objective
 from neural_mp.errors import ConfigurationError
-from neural_mp.profiling.measurement import time_interleaved_rounds
+from neural_mp.profiling import measurement as timing
 from neural_mp.reporting import formatting
 from neural_mp.runs.report import Report
 from neural_mp.tuning.measurement import objectives
@@ -25,11 +25,14 @@ SECONDS = 0.01
 
 
 class Server:
-    """A model that sleeps, and records its concurrent calls and the threads of each."""
+    """A model that takes time by a clock, and records the threads of each call.
 
-    def __init__(self, divides_threads=False):
-        self.running, self.most, self.threads = 0, 0, []
-        self._lock = threading.Lock()
+    Calls in threads of their own end together, once as many run at a time as there are callers.
+    """
+
+    def __init__(self, clock, callers=4, divides_threads=False):
+        self.clock, self.threads = clock, []
+        self.together = threading.Barrier(callers, self.take_time, timeout=600)
         self.adaptor = SimpleNamespace(
             framework="slow",
             threads=self._limited,
@@ -41,13 +44,14 @@ class Server:
         self.threads.append(count)
         yield
 
+    def take_time(self):
+        self.clock.sleep(SECONDS)
+
     def __call__(self, inputs):
-        with self._lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
-        time.sleep(SECONDS)
-        with self._lock:
-            self.running -= 1
+        if threading.current_thread() is threading.main_thread():
+            self.take_time()
+        else:
+            self.together.wait()
 
 
 def measurement(streams):
@@ -57,34 +61,31 @@ def measurement(streams):
 
 
 @pytest.fixture
-def wall_clock(monkeypatch):
-    """Waiting counts, which takes no seconds of the processor."""
-    monkeypatch.setattr(objectives, "time_interleaved_rounds", time_interleaved_rounds)
+def clock(monkeypatch):
+    clock = StillClock()
+    clock.keep_time_of(monkeypatch, timing)
+    monkeypatch.setattr(objectives, "time_interleaved_rounds", timing.time_interleaved_rounds)
+    return clock
 
 
-@pytest.mark.usefixtures("wall_clock")
-def test_calls_run_at_a_time_and_share_the_threads():
-    model = Server()
+def test_calls_run_at_a_time_and_share_the_threads(clock):
+    model = Server(clock)
     (seconds,) = measurement(4).measure_interleaved([model])
-    assert model.most == 4
     assert model.threads == [2]
-    # Without the time of a call, whatever the load of the machine.
-    assert SECONDS / 4 <= min(seconds) < SECONDS
+    assert seconds == pytest.approx([SECONDS / 4] * len(seconds))
 
 
-def test_a_runtime_that_divides_its_threads_gets_all_of_them():
-    model = Server(divides_threads=True)
+def test_a_runtime_that_divides_its_threads_gets_all_of_them(clock):
+    model = Server(clock, divides_threads=True)
     measurement(4).measure_interleaved([model])
     assert model.threads == [8]
 
 
-@pytest.mark.usefixtures("wall_clock")
-def test_latency_is_that_of_one_call():
-    model = Server()
+def test_latency_is_that_of_one_call(clock):
+    model = Server(clock)
     (seconds,) = measurement(None).measure_interleaved([model])
-    assert model.most == 1
     assert model.threads == [8]
-    assert min(seconds) >= SECONDS
+    assert seconds == pytest.approx([SECONDS] * len(seconds))
 
 
 @pytest.mark.parametrize("name", ["latency", "performance", "throughput"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_here import run_main
-from quick_runs import measure_briefly
+from quick_runs import give_nominal_times
 from served_runs import write_classifier
 
 from neural_mp import MixedPrecision, common
@@ -20,7 +20,7 @@ def served_folder(digits, tmp_path_factory) -> Path:
     write_classifier(folder, digits)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        measure_briefly(patch)
+        give_nominal_times(patch)
         for source in (
             ("conf.yaml", "--output", "tuned"),
             ("digits.onnx", "--data", "test.npz", "--metric", "accuracy", "--tolerance", "5%"),

@@ -85,4 +85,4 @@ def serve_workspace(folder: Path, *options: str) -> Iterator[str]:
             yield match[0]
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(600)

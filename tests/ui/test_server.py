@@ -28,7 +28,7 @@ class Client:
         self.cookie = f"neural-mp-{self.host.rpartition(':')[2]}={self.token}"
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self.host, timeout=30)
+        connection = http.client.HTTPConnection(self.host, timeout=600)
         sent = {"Cookie": self.cookie, "X-Token": self.token}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body, {k: v for k, v in sent.items() if v})

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 600
 
 
 def run_alone(code):

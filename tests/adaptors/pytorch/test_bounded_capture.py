@@ -4,11 +4,11 @@ They have fewer dynamic axes, or fewer modules.
 """
 
 import logging
-import time
 
 import pytest
 import sympy
 import torch
+from still_clock import StillClock
 from torch import nn
 from torch.nn import functional
 
@@ -21,6 +21,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, find_fixed_axes
 from neural_mp.adaptors.pytorch.pt2 import archive
 from neural_mp.errors import CaptureError, ConversionError, DataError, ModelLoadError
+from neural_mp.util.system import interruption
 
 WINDOWS = (5, 3, 7, 4)
 
@@ -50,6 +51,15 @@ class Windows(nn.Module):
 def limit(monkeypatch):
     monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", 0.2)
     monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS_PER_LAYER", 0.0)
+
+
+@pytest.fixture
+def clock(limit, monkeypatch):
+    """The clock of the limit, on which seconds pass only in code that a test slows down."""
+    clock = StillClock()
+    monkeypatch.setattr(interruption, "_read_clock_seconds", lambda _: clock.now)
+    clock.keep_time_of(monkeypatch, module_capture)
+    return clock
 
 
 @pytest.mark.slow
@@ -86,15 +96,16 @@ def test_fixed_axes_belong_to_their_inputs():
     assert fixed == {id(first): {1}, id(second): {1}}
 
 
-def grow_expressions() -> None:
-    """Expand expressions without end."""
+def grow_expressions(clock: StillClock) -> None:
+    """Expand expressions without end, beyond the limit."""
+    clock.sleep(1)
     x, y = sympy.symbols("x y", integer=True, positive=True)
     while True:
         sympy.expand((x + y) ** 12)
         sympy.core.cache.clear_cache()
 
 
-def slow_down_exports(monkeypatch, fewest: int) -> None:
+def slow_down_exports(monkeypatch, clock: StillClock, fewest: int) -> None:
     """Let exports of graphs with as many dynamic axes never end."""
     export = graph_capture.export_program
 
@@ -102,7 +113,7 @@ def slow_down_exports(monkeypatch, fewest: int) -> None:
         if not isinstance(axes, str):
             known = [axis for tensor in axes for axis in tensor]
             if sum(axis.least != axis.largest for axis in known) >= fewest:
-                grow_expressions()
+                grow_expressions(clock)
         return export(module, call, axes, strict)
 
     monkeypatch.setattr(graph_capture, "export_program", export_slowly)
@@ -129,10 +140,9 @@ def sequence_result(tmp_path):
 def test_a_folder_whose_export_takes_too_long_holds_fewer_dynamic_axes(
     sequence_result, tmp_path, monkeypatch, caplog, request
 ):
-    request.getfixturevalue("limit")
-    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", 1.0)  # the export itself takes .1
+    clock = request.getfixturevalue("clock")
     for fewest, accepted, refused in ((2, (3, 5), (2, 7)), (1, (2, 5), (3, 5))):
-        slow_down_exports(monkeypatch, fewest)
+        slow_down_exports(monkeypatch, clock, fewest)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             sequence_result.save(tmp_path / f"saved_{fewest}")
@@ -150,8 +160,7 @@ def test_files_whose_export_takes_too_long_hold_fewer_dynamic_axes(
 ):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    request.getfixturevalue("limit")
-    slow_down_exports(monkeypatch, 2)
+    slow_down_exports(monkeypatch, request.getfixturevalue("clock"), 2)
     for name in ("model.onnx", "model.pt2"):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -170,8 +179,7 @@ def test_decompositions_that_take_too_long_with_fixed_sizes_are_an_error(
     sequence_result, tmp_path, monkeypatch, request
 ):
     pytest.importorskip("onnxscript")
-    request.getfixturevalue("limit")
-    monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", 1.0)  # the export itself takes .1
+    clock = request.getfixturevalue("clock")
     monkeypatch.setattr(onnx_export, "_is_decomposed", lambda *_: True)
     decompose = torch.export.ExportedProgram.run_decompositions
     calls: list[object] = []
@@ -179,7 +187,7 @@ def test_decompositions_that_take_too_long_with_fixed_sizes_are_an_error(
     def decompose_slowly(program, table=None, **options):
         if table:
             calls.append(program)
-            grow_expressions()
+            grow_expressions(clock)
         return decompose(program, table, **options)
 
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", decompose_slowly)
@@ -188,22 +196,20 @@ def test_decompositions_that_take_too_long_with_fixed_sizes_are_an_error(
     assert len(calls) == 3
 
 
-@pytest.mark.usefixtures("limit")
 @pytest.mark.parametrize("step", ["deserialize", "check_arguments"])
-def test_a_program_whose_sizes_take_too_long_is_refused(step, tmp_path, monkeypatch):
+def test_a_program_whose_sizes_take_too_long_is_refused(step, clock, tmp_path, monkeypatch):
     batch = {"input": {0: torch.export.Dim("batch")}}
     program = torch.export.export(nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=batch)
     torch.export.save(program, tmp_path / "model.pt2")
     assert storage.load_program(tmp_path / "model.pt2").range_constraints
-    monkeypatch.setattr(archive, step, lambda *_: grow_expressions())
+    monkeypatch.setattr(archive, step, lambda *_: grow_expressions(clock))
     with pytest.raises(ModelLoadError, match=r"model\.pt2' must have sizes that are read within"):
         storage.load_program(tmp_path / "model.pt2")
 
 
-@pytest.mark.usefixtures("limit")
-def test_a_given_program_whose_sizes_take_too_long_is_refused(monkeypatch):
+def test_a_given_program_whose_sizes_take_too_long_is_refused(clock, monkeypatch):
     program = torch.export.export(nn.Linear(4, 2), (torch.randn(3, 4),))
-    monkeypatch.setattr(graph_capture, "collect_size_bounds", lambda _: grow_expressions())
+    monkeypatch.setattr(graph_capture, "collect_size_bounds", lambda _: grow_expressions(clock))
     with pytest.raises(CaptureError, match="export the program with fewer dynamic axes"):
         MixedPrecision(model=program, precisions="int8", objective="modelsize")()
 
@@ -221,18 +227,12 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def spend(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def load_in_modules(seconds_each: float, monkeypatch):
+def load_in_modules(seconds_each: float, clock: StillClock, monkeypatch):
     """Load a model in modules whose captures take some CPU seconds each, of 0.2 for all."""
     capture = graph_capture.capture_module
 
     def capture_slowly(module, call):
-        spend(seconds_each)
+        clock.sleep(seconds_each)
         return capture(module, call)
 
     monkeypatch.setattr(graph_capture, "capture_module", capture_slowly)
@@ -240,19 +240,17 @@ def load_in_modules(seconds_each: float, monkeypatch):
     return module_capture.capture_modules(Branching().eval(), CallArgs((torch.randn(2, 4),)))
 
 
-@pytest.mark.usefixtures("limit")
-def test_modules_that_remain_after_the_time_stay_as_in_the_model(monkeypatch):
-    captured = load_in_modules(0.25, monkeypatch)
+def test_modules_that_remain_after_the_time_stay_as_in_the_model(clock, monkeypatch):
+    captured = load_in_modules(0.25, clock, monkeypatch)
     assert list(captured.graphs) == ["layers.0"]
     (warning,) = captured.warnings
     assert "3 modules from 'layers.1' on stayed as in the model" in warning
 
 
-@pytest.mark.usefixtures("limit")
-def test_the_error_says_that_the_time_for_modules_has_passed(monkeypatch):
+def test_the_error_says_that_the_time_for_modules_has_passed(clock, monkeypatch):
     monkeypatch.setattr(tracing, "MAX_EXPORT_SECONDS", -1.0)
     with pytest.raises(CaptureError, match="1 module from 'layers' on stayed"):
-        load_in_modules(0.0, monkeypatch)
+        load_in_modules(0.0, clock, monkeypatch)
 
 
 class Rounded(nn.Module):

@@ -324,7 +324,7 @@ def done(tmp_path_factory) -> subprocess.CompletedProcess[str]:
         _change(graph, draw)
         (folder / f"{index:03}.pb").write_bytes(graph.SerializeToString())
     command = [sys.executable, "-c", _LOAD_ALL + _HUGE, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

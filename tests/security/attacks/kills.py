@@ -44,7 +44,7 @@ class _Killed:
     Attributes:
         kept: what its database held then.
         passes: passes over the data that had begun, in this run and those before.
-        left: processes and semaphores that were still there after 15 seconds.
+        left: processes and semaphores that were still there after two minutes.
         after: seconds after its start.
     """
 

@@ -35,7 +35,7 @@ class Group:
     prepare: Callable[[Path], object]
     attacks: Callable[[Path, Path, int, int], Attacks]
     a_process: int = 500
-    seconds: float = 10
+    seconds: float = 30
 
 
 _ALL = (

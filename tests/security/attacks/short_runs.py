@@ -333,7 +333,7 @@ def run_count(folder: Path) -> int:
         return int(connection.execute(f"SELECT COUNT(*) FROM {RUN_TABLE}").fetchone()[0])
 
 
-def left(mark: str, pid: int, seconds: float = 15.0) -> list[str]:
+def left(mark: str, pid: int, seconds: float = 120.0) -> list[str]:
     """What a run has left behind this many seconds after its end: processes and semaphores."""
     until = time.monotonic() + seconds
     while True:

@@ -52,7 +52,7 @@ _UNASKED = 2
 _ROUNDED = frozenset({"TruncToInt", "CeilToInt", "FloorToInt", "RoundToInt"})
 #: Number of sizes tried below and above the traced size, and CPU seconds for both: a long equation
 #: takes long to evaluate, and without a try of every size, the bounds are narrower, but hold.
-_MAX_SCANNED, MAX_SCAN_SECONDS = 4096, 2.0
+_MAX_SCANNED, MAX_SCAN_SECONDS = 4096, 10.0
 
 
 @dataclass(frozen=True)
