@@ -20,12 +20,7 @@ from quick_runs import give_nominal_times, search_briefly, trace_once
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Module → its number of epochs, and how many are enough to learn what an example is about.
-#: So small a net as that of the segmentation gains little time where other tests run.
 _BRIEFER = {
-    "segmentation_onnx/tune.py": (
-        "    converter.metric =",
-        '    converter.objective = "modelsize"\n    converter.metric =',
-    ),
     "pytorch_digits/digits.py": ("epochs: int = 8", "epochs: int = 3"),
     "tensorflow_digits/digits.py": ("epochs=8", "epochs=3"),
     "onnx_digits/digits.py": ("range(6)", "range(3)"),

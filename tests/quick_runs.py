@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from child_processes.nominal_times import TIMING
+from child_processes.nominal_times import REPLACED
 
 from neural_mp.adaptors.common.weights import adaround
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, OpRuns, ProfileRuns
 from neural_mp.strategies import refinement
-from neural_mp.tuning import size_budget, tuner, unchecked
+from neural_mp.tuning import unchecked
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.measurement import objectives
@@ -69,14 +70,8 @@ def decides_never(job: TuningJob, plan: Any) -> bool:
     return False
 
 
-#: Module and name of a function that times → the function.
-_TIMED = {
-    (module, name): getattr(sys.modules[module], name)
-    for module, functions in TIMING.items()
-    for name in functions
-}
-#: CPU seconds for measurements, which a slow machine does not use up.
-_ALLOWANCE = 600.0
+#: Module and name of what is replaced → the original.
+_originals: dict[tuple[str, str], Any] = {}
 _profile = LoadedModel.profile_ops
 
 
@@ -96,16 +91,13 @@ def give_nominal_times(monkeypatch: pytest.MonkeyPatch) -> None:
     Other runtimes are timed only where a test asks for that, and without an accuracy check, time
     decides only there. What is timed after all, by a clock of its own, is timed briefly.
     """
-    for module, functions in TIMING.items():
-        for name, replace_timing in functions.items():
-            timing = _TIMED[module, name]
-            monkeypatch.setattr(sys.modules[module], name, replace_timing(timing))
-    for module, name in (
-        (tuner, "LEAST_ALLOWANCE"),
-        (size_budget, "LEAST_ALLOWANCE"),
-        (unchecked, "_LEAST_SECONDS"),
-    ):
-        monkeypatch.setattr(module, name, _ALLOWANCE)
+    for path, replacements in REPLACED.items():
+        if ".pytorch." in path and "torch" not in sys.modules:
+            continue
+        module = import_module(path)
+        for name, make_replacement in replacements.items():
+            original = _originals.setdefault((path, name), getattr(module, name))
+            monkeypatch.setattr(module, name, make_replacement(original))
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(objectives, "measure_cpu_share", lambda: 1.0)
     monkeypatch.setattr(Listener, "wants_hints", False)

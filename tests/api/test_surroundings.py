@@ -127,8 +127,12 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def few_frozen():
-    """The objects that collections leave out are few: counting them takes as long as there are."""
+    """The objects that collections leave out are few: counting them takes as long as there are.
+
+    What other tests have left closes its files.
+    """
     gc.unfreeze()
+    gc.collect()
     yield
     gc.freeze()
 
@@ -160,7 +164,6 @@ def undone(monkeypatch, tmp_path, few_frozen):
 def test_what_is_left_behind_is_seen(name, undone):
     net = nn.Sequential(nn.Linear(3, 3))
     net.eval()
-    gc.collect()  # what other tests have left closes its files
     previous = snapshot(model=net)
     assert not differences(previous, snapshot(model=net))
     CHANGES[name](net)

@@ -19,6 +19,8 @@ _ROUNDS = 4
 _CONVERSION_RATIO = 0.05
 #: Seconds of a conversion per element of a tensor.
 _SECONDS_PER_ELEMENT = 1e-13
+#: Factor on limits.
+_LIFTED_RATIO = 10.0
 
 Runs = Sequence[Callable[[], Any]]
 Rounds = list[list[float]]
@@ -80,11 +82,24 @@ def time_ops_alike(time_ops: Callable[..., Any]) -> Callable[..., Any]:
     return timed
 
 
-#: Module that measures → its function that times → what replaces the function.
-TIMING: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
+def lift(seconds: float) -> float:
+    """Return a limit that a slow machine does not reach."""
+    return _LIFTED_RATIO * seconds
+
+
+#: Module → its function that times, or its limit in seconds → what makes the replacement of that.
+REPLACED: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "neural_mp.tuning.measurement.objectives": {"time_interleaved_rounds": time_by_size},
     "neural_mp.tuning.measurement.probe": {
         "time_ops": time_ops_alike,
         "seconds_per_element": fix_seconds_per_element,
+    },
+    "neural_mp.tuning.size_budget": {"LEAST_ALLOWANCE": lift},
+    "neural_mp.tuning.tuner": {"LEAST_ALLOWANCE": lift},
+    "neural_mp.tuning.unchecked": {"_LEAST_SECONDS": lift},
+    "neural_mp.adaptors.pytorch.graph.dynamic_shapes": {"MAX_SCAN_SECONDS": lift},
+    "neural_mp.adaptors.pytorch.graph.tracing": {
+        "MAX_EXPORT_SECONDS": lift,
+        "MAX_LARGE_EXPORT_SECONDS": lift,
     },
 }

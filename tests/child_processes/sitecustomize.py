@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader, _LazyModule
 from types import ModuleType
 
-from nominal_times import TIMING
+from nominal_times import REPLACED
 
 gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)
@@ -74,7 +74,7 @@ sys.meta_path.insert(0, _Later)
 
 
 class _Nominally:
-    """Loader of a module that measures: no test is about how fast something is."""
+    """Loader of a module that measures, or limits seconds: no test is about how fast that is."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -84,8 +84,8 @@ class _Nominally:
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        for name, replace_timing in TIMING[module.__name__].items():
-            setattr(module, name, replace_timing(getattr(module, name)))
+        for name, make_replacement in REPLACED[module.__name__].items():
+            setattr(module, name, make_replacement(getattr(module, name)))
 
 
 class _Measured:
@@ -93,7 +93,7 @@ class _Measured:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        spec = PathFinder.find_spec(name, path, target) if name in TIMING else None
+        spec = PathFinder.find_spec(name, path, target) if name in REPLACED else None
         if spec is not None:
             spec.loader = _Nominally(spec.loader)
         return spec

@@ -52,7 +52,7 @@ def test_attacks_end_in_a_right_result_or_in_one_error(tmp_path):
 @pytest.mark.slow
 def test_models_are_served_while_others_are_tuned_and_calls_interrupted(tmp_path):
     """A short form; the memory settles later."""
-    command = [sys.executable, "-W", "ignore", SOAK, "--seconds", "20", "--growth", "1000"]
+    command = [sys.executable, "-W", "ignore", SOAK, "--seconds", "8", "--growth", "1000"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "failures" in done.stdout
