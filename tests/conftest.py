@@ -43,6 +43,8 @@ from made_once import make_once
 from ray_nodes_here import HEAD, NODE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from neural_mp.core.hardware import Hardware
@@ -259,22 +261,37 @@ def quick_runs(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def _trained(request, digits, tmp_path_factory):
-    """Two nets; of several processes of pytest-xdist, the first trains them for all."""
+def write_once(request, tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Function: the file of a name, which the first of several processes of pytest-xdist writes."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder
+
+    def write_for_all(name: str, write: Callable[[Path], None]) -> Path:
+        file = folder / name
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                write(file)
+        return file
+
+    return write_for_all
+
+
+@pytest.fixture(scope="session")
+def _trained(digits, write_once):
+    """Two nets."""
     import torch
     from nets import deep_net, small_net, train
 
     torch.manual_seed(0)
     small, deep = small_net(), deep_net()
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if hasattr(request.config, "workerinput") else folder
-    file = folder / "trained.pt"
-    with (folder / "trained.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not file.exists():
-            train(small, digits[0], epochs=6)
-            train(deep, digits[0], epochs=10)
-            torch.save([small.state_dict(), deep.state_dict()], file)
+
+    def train_both(file: Path) -> None:
+        train(small, digits[0], epochs=6)
+        train(deep, digits[0], epochs=10)
+        torch.save([small.state_dict(), deep.state_dict()], file)
+
+    file = write_once("trained.pt", train_both)
     for net, state in zip((small, deep), torch.load(file), strict=True):
         net.load_state_dict(state)
     return small, deep

@@ -77,9 +77,14 @@ def compile_briefly(net: keras.Model, optimizer: keras.Optimizer | str, loss: An
     net.optimizer.build(net.trainable_variables)
 
 
-def train(net: keras.Model, split, epochs: int) -> None:
+def compile_classifier(net: keras.Model) -> None:
+    """Compile a net of logits for a brief training."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     compile_briefly(net, keras.optimizers.Adam(2e-3), loss)
+
+
+def train(net: keras.Model, split, epochs: int) -> None:
+    """Train a compiled net."""
     net.fit(split.images, split.labels, epochs=epochs, batch_size=64, verbose=0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import sys
 from dataclasses import dataclass
@@ -51,14 +50,14 @@ def run(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="session")
-def exported(net) -> bytes:
+def exported(net, write_once) -> bytes:
     """The net as a program of torch.export."""
-    written = io.BytesIO()
-    example = (torch.zeros(2, 1, 8, 8),)
-    torch.export.save(
-        torch.export.export(net, example, dynamic_shapes=({0: torch.export.Dim.AUTO},)), written
-    )
-    return written.getvalue()
+
+    def export(file: Path) -> None:
+        example, shapes = (torch.zeros(2, 1, 8, 8),), ({0: torch.export.Dim.AUTO},)
+        torch.export.save(torch.export.export(net, example, dynamic_shapes=shapes), file)
+
+    return write_once("digits.pt2", export).read_bytes()
 
 
 @pytest.fixture

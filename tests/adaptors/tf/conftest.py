@@ -2,14 +2,15 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
-from keras_nets import channels_last, deep_net, hostile, small_net, train
+from keras_nets import channels_last, compile_classifier, deep_net, hostile, small_net, train
 from tensorflow.python.training.experimental import mixed_precision_global_state
 
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
-from neural_mp.testing import Split
 from neural_mp.training import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
@@ -27,24 +28,37 @@ def digits():
     return channels_last()
 
 
-def trained(make: Callable[[], keras.Model], split: Split, epochs: int) -> keras.Model:
-    """The net of `make` after some epochs, the same on every run."""
-    keras.utils.set_random_seed(0)
-    net = make()
-    train(net, split, epochs)
-    return net
+@pytest.fixture(scope="session")
+def trained(digits, write_once) -> Callable[[Callable[[], keras.Model], int], keras.Model]:
+    """Function: the net of a function after some epochs, the same on every run."""
+
+    def train_once(make: Callable[[], keras.Model], epochs: int) -> keras.Model:
+        keras.utils.set_random_seed(0)
+        net = make()
+        compile_classifier(net)
+
+        def train_and_save(file: Path) -> None:
+            train(net, digits[0], epochs)
+            with file.open("wb") as stream:
+                np.savez(stream, *net.get_weights())
+
+        with np.load(write_once(f"keras-{make.__name__}.npz", train_and_save)) as weights:
+            net.set_weights(list(weights.values()))
+        return net
+
+    return train_once
 
 
 @pytest.fixture(scope="session")
-def net(digits) -> keras.Model:
+def net(trained) -> keras.Model:
     """A small trained residual net with batch norms."""
-    return trained(small_net, digits[0], epochs=8)
+    return trained(small_net, 8)
 
 
 @pytest.fixture(scope="session")
-def deep(digits) -> keras.Model:
+def deep(trained) -> keras.Model:
     """A trained net of 8 convolutions and 1 dense layer."""
-    return trained(deep_net, digits[0], epochs=10)
+    return trained(deep_net, 10)
 
 
 @pytest.fixture(scope="session")
