@@ -277,6 +277,13 @@ def write_once(request, tmp_path_factory) -> Callable[[str, Callable[[Path], Non
     return write_for_all
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nets_are_exported_once(write_once):
+    """torch's exporter takes seconds for a net, in every process again."""
+    if "onnx_nets" in sys.modules:
+        sys.modules["onnx_nets"].write_once = write_once
+
+
 @pytest.fixture(scope="session")
 def _trained(digits, write_once):
     """Two nets."""

@@ -5,10 +5,12 @@ PyTorch is imported only by what exports from it: other processes import this fi
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
+#: Name and writer of a file → the file, written once for all processes that run tests.
+write_once: Callable[[str, Callable[[Path], None]], Path] | None = None
 
 
 def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
@@ -40,23 +44,35 @@ def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
 @cache
 def _exported(net: nn.Module, opset: int) -> bytes:
     """The file of a net, whose weights no test changes afterwards."""
+    kinds = {f"{type(part).__module__}.{type(part).__qualname__}" for part in net.modules()}
+    weights = b"".join(tensor.numpy().tobytes() for tensor in net.state_dict().values())
+    described = f"{net} {sorted(kinds)} {opset}".encode()
+    digest = hashlib.sha256(described + weights).hexdigest()[:16]
+    with tempfile.TemporaryDirectory() as folder:
+        write_for_all = write_once or (lambda name, write: _write(Path(folder) / name, write))
+        return write_for_all(f"{digest}.onnx", partial(_export, net, opset)).read_bytes()
+
+
+def _write(file: Path, write: Callable[[Path], None]) -> Path:
+    write(file)
+    return file
+
+
+def _export(net: nn.Module, opset: int, file: Path) -> None:
     import torch
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "net.onnx"
-        torch.onnx.export(
-            net.eval(),
-            (torch.rand(2, 1, 8, 8),),
-            str(path),
-            input_names=["image"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            opset_version=opset,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-        return path.read_bytes()
+    torch.onnx.export(
+        net.eval(),
+        (torch.rand(2, 1, 8, 8),),
+        str(file),
+        input_names=["image"],
+        output_names=["logits"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        opset_version=opset,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
 
 
 def convolutions(net: nn.Sequential) -> onnx.ModelProto:
