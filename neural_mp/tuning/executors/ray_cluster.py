@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 #: Timeout for a connection to the cluster's address, in seconds.
 _CONNECT_SECONDS = 10.0
 #: Seconds for a node to report its traits, including the import of the framework.
-_TRAITS_SECONDS = 120.0
+_TRAITS_SECONDS = 300.0
 #: By default, Ray detects lost nodes only after minutes; in milliseconds except for the last two.
 WATCHFUL: Mapping[str, str] = {
     "RAY_grpc_client_keepalive_time_ms": "10000",
@@ -262,8 +262,8 @@ def _unreachable_cluster_error(address: str, error: Exception) -> ConfigurationE
     )
 
 
-#: Seconds for a node to respond after losing a process.
-_HEALTH_CHECK_SECONDS = 30.0
+#: Seconds for a node to respond after losing a process; a busy one starts another in half a minute.
+_HEALTH_CHECK_SECONDS = 120.0
 
 #: In a node's process: payload key → its `Worker`.
 _kept: dict[str, Worker] = {}
