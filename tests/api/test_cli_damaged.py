@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 NET = ("nets:small_net", "--input-shape", "2,1,8,8")
+KERNEL = (
+    "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:uni,forward_inference,src:f32,,,mb1,0.5\n"
+)
 PLANS = {
     "a list for a precision": ("ops: {head: [fp32]}", "ops.head: expected a precision"),
     "aliases without end": ("ops: &a {head: *a}", "has no anchor before it"),
@@ -83,13 +86,25 @@ def _ended(closed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(params=["", "--json"])
+def printing(request) -> tuple[str, ...]:
+    """A command that prints, and takes less time than most."""
+    Path("kernels.log").write_text(KERNEL)
+    return ("kernels", "kernels.log", *filter(None, [request.param]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("form", ["", "--json"])
-def test_streams_that_are_closed_change_nothing_else(closed, form):
-    done = _ended(closed, "hardware", *filter(None, [form]))
+def test_streams_that_are_closed_change_nothing_else(closed, printing):
+    done = _ended(closed, *printing)
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.slow
+def test_frameworks_that_are_imported_without_a_stream_change_nothing_else():
+    done = _ended("<&- >&- 2>&-", "hardware")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -101,18 +116,18 @@ def test_a_mistake_is_one_whichever_streams_are_closed(closed):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
-@pytest.mark.parametrize("form", ["", "--json"])
-def test_an_output_that_is_full_is_one_line(form):
-    done = _ended(">/dev/full", "hardware", *filter(None, [form]))
+def test_an_output_that_is_full_is_one_line(printing):
+    done = _ended(">/dev/full", *printing)
     assert done.returncode == 2
     assert done.stderr.startswith("NeuralMPError: standard output cannot be written: No space")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_json_for_a_reader_that_has_seen_enough():
+@pytest.mark.parametrize("printing", ["--json"], indirect=True)
+def test_json_for_a_reader_that_has_seen_enough(printing):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "neural_mp.cli.app", "hardware", "--json"]
+    command = [sys.executable, "-m", "neural_mp.cli.app", *printing]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -26,7 +26,13 @@ WRITING = {
     "kernels": ("kernels -o new.log -- cat of_onednn.log", "new.log"),
 }
 #: Commands that only print.
-PRINTING = ("--help", "--version", "convert --help", "hardware", "inspect first.onnx --json")
+PRINTING = (
+    "--help",
+    "--version",
+    "convert --help",
+    "kernels of_onednn.log",
+    "inspect first.onnx --json",
+)
 KERNEL = (
     "onednn_verbose,v1,primitive,exec,cpu,convolution,jit:uni,forward_inference,src:f32,,,mb1,0.5\n"
 )
