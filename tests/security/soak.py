@@ -258,6 +258,7 @@ def run_soak(soak: Soak, seconds: float, workers: list[Callable[[], None]], seed
             progress.update(bar, completed=passed)
             if passed > WARM_UP_RATIO * seconds and not base:
                 base = read_memory_bytes()
+    base = base or read_memory_bytes()  # a machine so slow that it was the first pass
     soak.ended.set()
     for thread in threads:
         while thread.is_alive() and not soak.list_blocked():
