@@ -32,9 +32,10 @@ def cast_saturating(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return values.to(dtype)
     largest = torch.finfo(dtype).max
     low = values.to(dtype)
-    return torch.where(
-        torch.isfinite(values) & torch.isinf(low), values.sign().to(dtype) * largest, low
-    )
+    lost = torch.isinf(low)
+    if not lost.any():
+        return low
+    return torch.where(torch.isfinite(values) & lost, values.sign().to(dtype) * largest, low)
 
 
 def cast_dtype(node: Node | None) -> torch.dtype | None:
