@@ -43,8 +43,8 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
     return _loaded[key][2]
 
 
-#: Content and names of a graph → the ONNX file that it was exported to.
-_exported: dict[Any, bytes] = {}
+#: Content and names of a graph → the files that it was exported to, by name.
+_exported: dict[Any, dict[str, bytes]] = {}
 
 
 def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,14 +53,15 @@ def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from neural_mp.adaptors.pytorch.graph import graph_edit
     from neural_mp.adaptors.pytorch.graph.model import model_fingerprint
 
-    def exported(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
+    def exported(model: Any, path: Path, metadata: Mapping[str, str], **options: Any) -> None:
         names = [node.meta.get(graph_edit.OP_NAME) for node in model.portable_graph.graph.nodes]
         shapes = [getattr(leaf, "shape", leaf) for leaf in model.example.flatten_leaves()]
         key = (model_fingerprint(model), str((names, shapes, metadata)), onnx_export.name_nodes)
         if model.shell is not None or key not in _exported:
-            onnx_export.export_onnx(model, path, metadata)
-            _exported[key] = path.read_bytes()
-        path.write_bytes(_exported[key])
+            onnx_export.export_onnx(model, path, metadata, **options)
+            _exported[key] = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+        for name, content in _exported[key].items():
+            path.with_name(name).write_bytes(content)
 
     monkeypatch.setattr(transfer, "export_onnx", exported)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -28,7 +30,12 @@ from neural_mp.tuning.measurement.objectives import Measurement
 from neural_mp.util.batch_cache import copy_batch, count_batch_bytes
 from neural_mp.util.json_fields import to_plain
 from neural_mp.util.noise import compute_mean_nsr, nsr_to_decibels
-from neural_mp.util.pytree import build_output_structure, convert_to_numpy, tree_leaves
+from neural_mp.util.pytree import (
+    batch_size_of,
+    build_output_structure,
+    convert_to_numpy,
+    tree_leaves,
+)
 from neural_mp.util.system.environment import read_package_versions
 from neural_mp.util.text import describe_value_shape
 from neural_mp.util.validators import optional, record
@@ -49,6 +56,8 @@ _CACHED = record({"hint": optional(RuntimeHint.from_dict)})
 MIN_RUNTIME_SQNR_DB = 90.0
 #: Largest fraction of integers or booleans that may differ, where rounding decides a near tie.
 _MAX_DIFFERENT = 1e-3
+#: Sizes of batches on which runtimes must agree, at least.
+_LEAST_SIZES = 2
 #: Maximum bytes of the batches whose outputs are kept for further runtimes.
 MAX_REFERENCE_BYTES = 256 << 20
 
@@ -64,19 +73,20 @@ class ReferenceOutputs:
     Attributes:
         source: the model in its own framework.
         batches: returns the inputs of batches that the source accepts.
-        optional: returns further inputs, left out if the source does not run on them.
+        optional: returns small batches, left out if the source does not run on them.
         limit: maximum bytes that are kept.
+        max_seconds: maximum CPU seconds of the source on a batch, once small batches of two sizes
+            were compared.
     """
 
     source: AnyModel
     batches: Callable[[], Iterable[Any]]
     optional: Callable[[], Iterable[Any]] = tuple
     limit: int = MAX_REFERENCE_BYTES
+    max_seconds: float = math.inf
     _kept: list[tuple[Any, Any]] = field(default_factory=list)
     _bytes: int = 0
     _is_complete: bool = False
-    #: Optional inputs with their outputs, which are not computed again.
-    _tried: tuple[Any, Any] = (None, None)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         yield from tuple(self._kept)
@@ -85,8 +95,8 @@ class ReferenceOutputs:
         for inputs in islice(
             self.source.drop_damaged_samples(self._read_inputs()), len(self._kept), None
         ):
-            tried, outputs = self._tried
-            if inputs is not tried:
+            outputs = next((ran for small, ran, _ in self._small if small is inputs), None)
+            if outputs is None:
                 inputs = copy_batch(inputs)
                 outputs = self.source(inputs)
             outputs = copy_batch(outputs)  # a model may return the same buffers again
@@ -95,15 +105,30 @@ class ReferenceOutputs:
         self._is_complete = self._bytes <= self.limit
 
     def _read_inputs(self) -> Iterator[Any]:
-        yield from self.batches()
+        seconds = {batch_size_of(inputs): spent for inputs, _, spent in self._small}
+        yield from (inputs for inputs, _, _ in self._small)
+        for inputs in self.batches():
+            size = batch_size_of(inputs)
+            is_needed = len(seconds) < _LEAST_SIZES
+            if is_needed or min(seconds.values()) * size <= self.max_seconds:
+                yield inputs
+
+    @cached_property
+    def _small(self) -> list[tuple[Any, Any, float]]:
+        """The small batches that the source runs on: inputs, outputs, CPU seconds of a sample."""
+        ran = []
         for inputs in self.optional():
+            started = time.process_time()
             try:
-                self._tried = inputs, self.source(inputs)
+                outputs = self.source(inputs)
             except Exception:
                 # A model of a fixed batch size may fail in any way.
                 logger.debug("another batch size does not run", exc_info=True)
                 continue
-            yield inputs
+            spent = time.process_time() - started
+            outputs = copy_batch(outputs)  # a model may return the same buffers again
+            ran.append((inputs, outputs, spent / max(1, batch_size_of(inputs))))
+        return ran
 
     def _keep_outputs(self, inputs: object, outputs: object) -> None:
         self._bytes += count_batch_bytes(inputs) + count_batch_bytes(outputs)

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 _MAX_COMPARED, _COMPARED_SAMPLES = 4, 8
 #: Sizes of further batches that are compared if the source runs on them.
 _OTHER_SIZES = (1, 3)
+#: CPU seconds of the source beyond which a batch of the data adds nothing to such two.
+_MAX_COMPARED_SECONDS = 0.2
 #: Rounds that select the runtimes that are also timed in lower precisions, and plans in each.
 _FIRST_ROUNDS = 5
 #: Plans slower than the fastest of a runtime by this factor in the first rounds are dropped, and
@@ -291,6 +293,7 @@ class RuntimeChoice:
             self.source,
             self._iterate_required_batches,
             lambda: (self.source.example_inputs(size) for size in _OTHER_SIZES),
+            max_seconds=_MAX_COMPARED_SECONDS,
         )
 
     def _iterate_required_batches(self) -> Iterator[Any]:

@@ -20,8 +20,9 @@ from neural_mp.tuning.measurement.objectives import (
 
 #: Trials within this ratio of the best are measured again, interleaved, and so many at most.
 _FINALIST_RATIO, _FINALISTS = 1.25, 3
-#: Duration of the last measurement, as a multiple of a trial's.
-_LONGER = 4
+#: Limit of the last measurement's rounds while the best plan is uncertain, over a trial's: with
+#: more, noise hides less than the interval of the reported speed-up.
+_LONGER = 2
 
 
 @dataclass(frozen=True)

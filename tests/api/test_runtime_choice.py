@@ -16,7 +16,7 @@ from torch import nn
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import get_adaptor_named
-from neural_mp.adaptors.transfer import list_reading_runtimes
+from neural_mp.adaptors.transfer import list_reading_runtimes, transfer_file, transfer_model
 from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core import hardware
@@ -97,7 +97,7 @@ def test_the_source_runs_once_on_each_compared_batch():
     verified = [entry for entry in figures if entry.sqnr_db is not None]
     assert {entry.framework for entry in verified} == {"onnxrt", "openvino"}
     example = batch_size_of(source.example_inputs())
-    assert source.sizes == [8, example, 1, 3]
+    assert source.sizes == [1, 3, 8, example]
 
 
 @pytest.mark.slow
@@ -246,6 +246,36 @@ def test_sizes_that_the_source_rejects_are_not_compared():
         assert [batch_size_of(inputs) for inputs, _ in reference] == [8] * BATCHES
 
 
+@pytest.mark.parametrize(
+    ("max_seconds", "sizes"), [(0.0, [1, 3]), (float("inf"), [1, 3] + [8] * BATCHES)]
+)
+def test_a_slow_source_is_compared_on_small_batches_only(max_seconds, sizes):
+    """Promise: every runtime and the source run on four samples instead of all, once each."""
+    source, runtimes = counted(), [counted(), counted()]
+    reference = ReferenceOutputs(
+        source,
+        arrays,
+        lambda: (source.example_inputs(size) for size in (1, 3)),
+        max_seconds=max_seconds,
+    )
+    for runtime in runtimes:
+        assert compare_outputs(reference, runtime)[1] == ""
+        assert runtime.sizes == sizes
+    assert source.sizes == sizes
+
+
+def test_a_slow_source_of_one_batch_size_is_compared_on_the_data():
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return x.reshape(8, 2, 2) * 2
+
+    source = counted(Fixed())
+    reference = ReferenceOutputs(
+        source, arrays, lambda: (source.example_inputs(size) for size in (1, 3)), max_seconds=0.0
+    )
+    assert [batch_size_of(inputs) for inputs, _ in reference] == [8] * BATCHES
+
+
 def test_a_batch_that_the_source_rejects_is_an_error_for_every_runtime():
     reference = ReferenceOutputs(counted(), lambda: [arrays()[0], torch.rand(8, 5)])
     for _ in range(2):
@@ -261,3 +291,17 @@ def test_runtimes_are_compared_without_damaged_samples():
         ((inputs, outputs),) = reference
         assert not torch.isnan(inputs).any()
         assert not torch.isnan(outputs).any()
+
+
+def test_other_runtimes_read_the_weights_from_a_file_beside_the_graph():
+    """Promise: no message of all weights is made, which held them three times."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 2048), nn.ReLU(), nn.Linear(2048, 512))
+    source, batch = counted(net), arrays()[0]
+    weights = sum(parameter.nbytes for parameter in net.parameters())
+    file = transfer_file(source)
+    assert file.path.stat().st_size < weights / 100
+    assert sum(part.stat().st_size for part in file.path.parent.iterdir()) > weights
+    for runtime in list_reading_runtimes(source):
+        model = transfer_model(source, runtime, file)
+        assert torch.allclose(torch.as_tensor(model(batch)), net(batch), atol=1e-5)

@@ -363,7 +363,7 @@ def test_a_small_gain_or_a_failing_runtime_is_no_hint(net, batches, times, monke
     assert tuned(net, batches, runtime="source", cache=False).report.hint is None
     times |= FP32
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise SystemError("a runtime fails in any way")
 
     monkeypatch.setattr(transfer, "export_onnx", broken)

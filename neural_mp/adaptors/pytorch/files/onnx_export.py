@@ -90,8 +90,13 @@ def _fixed_symbol_sizes(inputs: Any, sizes: Sizes) -> dict[str, str]:
 OPSET = 22
 
 
-def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+def export_onnx(
+    model: TorchModel, path: Path, metadata: Mapping[str, str], *, in_one_file: bool = True
+) -> None:
     """Write a model as `.onnx`, with the names of ops and axes and `metadata` in its properties.
+
+    If not `in_one_file`, the weights are in a file beside: they are written tensor by tensor, and
+    runtimes map them, where a message of all weights is copied several times.
 
     Raises:
         MissingFrameworkError: if onnx or onnxscript is not installed.
@@ -114,7 +119,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         name_nodes(program.model, module)
         name_axes(program.model, sizes)
         program.model.metadata_props.update(metadata)
-        program.save(str(path))
+        program.save(str(path), external_data=not in_one_file)
     except Exception as error:
         # The exporter has one type for untranslatable ops; internal errors are of any type.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()

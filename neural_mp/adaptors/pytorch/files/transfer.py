@@ -37,9 +37,9 @@ _STAYS = "the model stays in PyTorch"
 
 
 def write_onnx(model: TorchModel, folder: Path) -> Path:
-    """Write a model as an ONNX file in a folder; return the file."""
+    """Write a model as an ONNX file in a folder, the weights in another; return the first."""
     path = folder / "model.onnx"
-    export_onnx(model, path, {})
+    export_onnx(model, path, {}, in_one_file=False)
     return path
 
 
