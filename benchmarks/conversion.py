@@ -18,7 +18,6 @@ import json
 import statistics
 import sys
 import tempfile
-from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.children import ChildError, run_child
-from benchmarks.measurement.clock import Clock, peak_memory
+from benchmarks.measurement.clock import Clock, import_before_calls, peak_memory
 
 BATCH = 8
 RUNTIMES = ("pytorch", "onnxrt", "openvino", "tensorflow")
@@ -88,8 +87,7 @@ def measure(
     (source, batches), clock = read_source(runtime, name, folder), Clock()
     adaptor = get_adaptor_named(runtime)
     if kind == "call":
-        for imported in ("neural_mp.strategies.mincut", "scipy.special"):
-            import_module(imported)
+        import_before_calls()
         # A workspace of its own: a second run would reuse measurements of the first.
         with tempfile.TemporaryDirectory() as workspace, clock.part("call"):
             options = {"approach": "dynamic"} if is_dynamic else {}

@@ -14,8 +14,9 @@ Ours starts from the torch module and may be as noisy as NNCF, or, without a pee
 TensorFlow: without a metric and with the settings of `--set`, the fastest plan there. Alone, it
 runs nothing in OpenVINO, which does not start with `ONEDNN_MAX_CPU_ISA=AVX2` on a CPU with AVX-512.
 All ways run in turn in one process, on the same threads, with static shapes, and without spinning
-threads. `--clock cpu` counts CPU seconds, for a machine with other load: on one thread, these are
-the same. Peaks are those of products of large matrices in torch.
+threads. Calls are compared without imports, ours and NNCF's. `--clock cpu` counts CPU seconds, for
+a machine with other load: on one thread, these are the same. Peaks are those of products of large
+matrices in torch.
 """
 
 from __future__ import annotations

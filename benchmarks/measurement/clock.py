@@ -5,7 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+
+#: Modules that a call imports when it needs them.
+_IMPORTED_BY_CALLS = (
+    "neural_mp.strategies.mincut",
+    "scipy.special",
+    "neural_mp.adaptors.pytorch.adaptor",
+    "neural_mp.adaptors.onnxrt.adaptor",
+    "neural_mp.adaptors.openvino.adaptor",
+    "onnxscript",
+    "optuna.storages._rdb.storage",
+    "sqlalchemy.orm",
+    "alembic.migration",
+    "torch.onnx._internal.exporter._core",
+    "torch._functorch.aot_autograd",
+)
+
+
+def import_before_calls() -> None:
+    """Import what a call needs: imports count in memory only, as for the other tools."""
+    for module in _IMPORTED_BY_CALLS:
+        import_module(module)
 
 
 class Clock:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measurement.clock import Clock, peak_memory
+from benchmarks.measurement.clock import Clock, import_before_calls, peak_memory
 from benchmarks.measurement.runtime_own import (
     COMPILED,
     EAGER,
@@ -79,6 +79,7 @@ def tune(name: str, folder: Path, size: str, most_noise: str, clock_name: str) -
     net, expected = reference(name)
     parts = np.split(expected, range(int(size), case.judged, int(size)))
     judged = list(zip(case.cut(case.judged, JUDGED, int(size)), parts, strict=True))
+    import_before_calls()
     clock = Clock()
     choose = RuntimeChoice.choose_fastest
 
