@@ -206,7 +206,7 @@ class PaddedStack(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(3, 3, 3, stride=2) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Conv2d(3, 3, 3, stride=2) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
