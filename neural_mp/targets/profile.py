@@ -35,7 +35,7 @@ SUFFIXES = (".yaml", ".yml")
 #: Other names of shipped profiles.
 ALIASES: Mapping[str, str] = {"vitisai": "vitisai-xint8"}
 #: Rewrites of a graph before planning, besides folded constants and batch norms.
-REWRITES = ("constant_first", "erf_to_gelu", "layer_norm", "mask_clip")
+REWRITES = ("constant_first", "erf_to_gelu", "layer_norm", "mask_clip", "matmul_bias")
 
 _DOCS = "docs/targets.md"
 

@@ -103,6 +103,10 @@ def rewrite_for(
         for node in list(rewritten.graph):
             if node.op_type == "Sqrt" and not node.domain:
                 _replace_by_layer_norm(node, names)
+    if "matmul_bias" in profile.rewrites:
+        for node in list(rewritten.graph):
+            if node.op_type == "MatMul" and not node.domain:
+                _merge_bias(node, names)
     if clips_masks and "mask_clip" in profile.rewrites:
         masks = list(_find_masks(rewritten))
         for value in masks:
@@ -218,6 +222,36 @@ def _put_constants_first(graph: ir.Graph) -> None:
                 node.op_type = _SWAPPED[node.op_type]
                 node.replace_input_with(0, second)
                 node.replace_input_with(1, first)
+
+
+def _merge_bias(product: ir.Node, names: GraphNames) -> None:
+    """Replace a product with a constant matrix and the sum with a bias by one Gemm."""
+    data, matrix, added = product.inputs[0], product.inputs[1], _find_only_reader(product)
+    weight, shape = get_constant_array(matrix), product.outputs[0].shape
+    if added is None or added.op_type != "Add" or added.domain:
+        return
+    others = [value for value in added.inputs if value is not product.outputs[0]]
+    bias = get_constant_array(others[0]) if others else None
+    if weight is None or weight.ndim != 2 or bias is None or shape is None or not is_float32(data):
+        return
+    columns, sizes = weight.shape[1], [n if isinstance(n, int) else -1 for n in shape]
+    is_row = bias.size == columns == bias.shape[-1] if bias.ndim else False
+    if not is_row or bias.ndim > len(sizes) or sizes.count(-1) > 1:
+        return
+    row = names.add_constant(f"{added.name}/bias", bias.ravel())
+    gemm = ir.node("Gemm", [data, matrix, row], name=names.reserve_name(f"{product.name}/Gemm"))
+    nodes = [gemm]
+    if len(sizes) != 2:
+        before = names.add_constant(f"{product.name}/rows", np.array([-1, len(weight)]))
+        after = names.add_constant(f"{added.name}/sizes", np.array(sizes))
+        name = names.reserve_name(f"{product.name}/Reshape")
+        rows = ir.node("Reshape", [data, before], name=name)
+        gemm.replace_input_with(0, rows.outputs[0])
+        name = names.reserve_name(f"{added.name}/Reshape")
+        nodes = [rows, gemm, ir.node("Reshape", [gemm.outputs[0], after], name=name)]
+    for node in nodes[:-1]:
+        node.outputs[0].name = names.reserve_name(f"{node.name}/result")
+    _replace_result(added, nodes, names)
 
 
 # Gelu: x · ½ · (1 + erf(x / √2)), whose factors exporters write in any order.

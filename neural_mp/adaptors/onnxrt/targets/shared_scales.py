@@ -20,6 +20,8 @@ from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.targets import TargetProfile
 
+#: Ops that limit values, and leave values within the limits as they are.
+_LIMITING = ("Relu", "Clip")
 #: Op type → the bounds of its results.
 _BOUNDS: Mapping[str, Range] = {
     **dict.fromkeys(("Sigmoid", "HardSigmoid", "Softmax"), (0.0, 1.0)),
@@ -41,7 +43,11 @@ def list_moved_operands(node: ir.Node) -> list[int]:
 def join_ranges(
     graph: ir.Graph, ranges: Mapping[str, Range], profile: TargetProfile
 ) -> dict[str, Range]:
-    """Return the ranges, with one range for all tensors that an op moves into one."""
+    """Return the ranges, with one range for all tensors that an op moves into one.
+
+    A tensor that a Relu or Clip alone reads has the range of the result: integers limit values by
+    themselves, and compilers that fuse both ops round once.
+    """
     roots: dict[ir.Value, ir.Value] = {}
 
     def find_root_of(value: ir.Value) -> ir.Value:
@@ -67,7 +73,23 @@ def join_ranges(
         span = joined.get(str(find_root_of(value).name))
         if span is not None:
             joined[str(value.name)] = span
+    for node in reversed(graph):
+        limited = _find_limited_operand(node, profile)
+        result = None if limited is None else joined.get(str(node.outputs[0].name))
+        if limited is not None and result is not None:
+            joined[str(limited.name)] = result
     return joined
+
+
+def _find_limited_operand(node: ir.Node, profile: TargetProfile) -> ir.Value | None:
+    """Return the computed tensor that a Relu or Clip alone reads; None for other ops."""
+    if node.op_type not in _LIMITING or node.domain:
+        return None
+    value = node.inputs[0]
+    producer = None if value is None else value.producer()
+    if value is None or producer is None or keeps_scale(producer, profile):
+        return None
+    return value if len(value.uses()) == 1 and not value.is_graph_output() else None
 
 
 def map_result_bounds(graph: ir.Graph, profile: TargetProfile) -> dict[str, Range]:
