@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log, sqrt
+from math import inf, log, sqrt
 
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.precision import FP32, OpConfig
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import (
     LEAST_FALL_RATIO,
@@ -21,7 +21,7 @@ from neural_mp.search.widening import (
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
-from neural_mp.targets import Widths
+from neural_mp.targets import TargetProfile, Widths
 from neural_mp.targets.cost import TargetCosts
 
 #: Maximum number of trials.
@@ -50,7 +50,8 @@ class Widening(Strategy):
     4. From the narrowest widths on, steps that widen the ops around a tensor, or a weight, form a
        path of plans, most noise removed per estimated cost first.
     5. Plans of the path between those that missed and those that met are tried: the loss is taken
-       to follow a power of the noise, by the last two that missed. At most six trials.
+       to follow a power of the noise, by the last two that missed. At most six trials; none after
+       one that loses more than seven tenths of what is tolerated.
 
     Without an accelerator as the target, the strategy is `basic`.
     """
@@ -69,7 +70,7 @@ class Widening(Strategy):
         figures = None if narrowest.meets_accuracy else problem.probe.width_figures()
         if figures is None:
             return
-        choices, trials = _choices_by_width(space), MAX_TRIALS - 1
+        choices, trials = _choices_by_width(space, target), MAX_TRIALS - 1
         figures = figures.restricted_to(choices)
         plain = PrecisionPlan({op: own[0] for op, own in choices.items()})
         corrections = _choose_corrections(plain, figures, problem)
@@ -85,7 +86,7 @@ class Widening(Strategy):
                 corrections = _Corrections(figures)
         figures = corrections.figures
         costs = TargetCosts(target, figures.macs, figures.elements)
-        in_float = sum(costs.of_op(op, FP32) for op in choices)
+        in_float = sum(costs.of_op(op, FP32) for op in choices) if target.float_type else inf
         path = [
             replace(plan, configs=corrections.apply_to_plan(PrecisionPlan(plan.configs)).configs)
             for plan in trace_widening_path(choices, figures, costs.of_op)
@@ -114,9 +115,11 @@ class _Corrections:
         return bool(self.algorithms or self.biases)
 
     def apply_to_plan(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """Return a plan with the changes; biases only of ops in 8 bits."""
+        """Return a plan with the changes; biases only beside weights of 8 bits."""
         changed = PrecisionPlan(with_best_calibration(plan.configs, self.figures, self.algorithms))
-        narrow = [op for op in self.biases if changed[op].precision is Precision.INT8]
+        narrow = [
+            op for op in self.biases if (w := changed[op].weight) is not None and w.dtype.bits == 8
+        ]
         return changed.replacing(
             {op: replace(changed[op], corrections=("bias_correction",)) for op in narrow}
         )
@@ -149,13 +152,14 @@ def _list_offered_algorithms(
     }
 
 
-def _choices_by_width(space: TuningSpace) -> dict[str, tuple[OpConfig, ...]]:
-    """Return op → its best config of each width, the narrowest first, and the float config."""
+def _choices_by_width(space: TuningSpace, target: TargetProfile) -> dict[str, tuple[OpConfig, ...]]:
+    """Return op → its best config of each width, the narrowest first, and that of float, if any."""
     choices = {}
     for op in space.tunable_ops:
         by_width: dict[Widths | None, OpConfig] = {}
         for config in space.choices(op):
-            by_width.setdefault(Widths.from_config(config), config)
+            if config.activation is not None or target.float_type is not None:
+                by_width.setdefault(Widths.from_config(config), config)
         choices[op] = tuple(by_width.values())
     return choices
 
@@ -181,6 +185,8 @@ def _try_path(
         (trial,) = yield [PrecisionPlan(path[index].configs)]
         if trial.meets_accuracy:
             met = index
+            if problem.tolerance and (trial.loss or 0.0) >= _AIM_RATIO * problem.tolerance:
+                return  # a narrower plan is likely to miss
             continue
         missed = index
         if trial.loss is not None:

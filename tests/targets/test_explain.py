@@ -147,7 +147,7 @@ def test_workspace_of_a_search_explains_its_widths_with_noise(
         target="qnn",
         metric="accuracy",
         eval_dataloader=data,
-        accuracy_criterion={"relative": 0.01},
+        accuracy_criterion={"absolute": 0.0},
         workspace="runs",
     )()
     result.save("saved")

@@ -221,7 +221,7 @@ def test_sum_of_single_noises_predicts_plans(mixed):
     path = trace_widening_path(choices, figures, costs.of_op)
     for plan in path[:: max(1, len(path) // 6)]:
         predicted = -10 * np.log10(max(plan.noise, 1e-12))
-        if predicted < 80:  # above, float32 rounding adds its own
+        if predicted < 65:  # above, int32 biases and float32 rounding add their own
             assert planned.sqnr(plan.configs, data[0]) == pytest.approx(predicted, abs=3)
 
 

@@ -1,5 +1,7 @@
 """Runs with an accelerator as the target: from a model of any framework to a file for it."""
 
+from importlib import resources
+
 import numpy as np
 import onnx
 import pytest
@@ -111,19 +113,33 @@ def test_outlier_in_calibration_is_clipped_before_any_op_is_widened(net, digits)
     assert PrecisionPlan.from_yaml(text, "the plan") == result.plan
 
 
+def is_like(net, images):
+    """Return a metric: whether a model computes what a module does."""
+    expected = net(torch.as_tensor(images)).detach().numpy()
+    return lambda model: float(np.allclose(np.asarray(model(images)), expected, atol=1e-5))
+
+
 def test_target_that_no_width_meets_leaves_the_float_model(net, digits):
     data = batches_of(digits[1])
-    images = data[0][0]
-    expected = net(torch.as_tensor(images)).detach().numpy()
-
-    def is_float(model):
-        return float(np.allclose(np.asarray(model(images)), expected, atol=1e-5))
-
+    is_float = is_like(net, data[0][0])
     result = MixedPrecision(model=net, eval_func=is_float, calib_dataloader=data, target="qnn")()
     assert result.met is False
     assert set(result.plan.counts()) <= {"fp32"}
     assert 0 < len(result.trials) <= 6
     assert any("no plan met the target" in warning for warning in result.report.warnings)
+
+
+def test_target_without_float_is_given_integers_alone(net, digits, tmp_path):
+    """By a profile of one's own: the widest integers are the last resort."""
+    shipped = resources.files("neural_mp.targets") / "qnn.yaml"
+    own, data = tmp_path / "own.yaml", batches_of(digits[1])
+    own.write_text(shipped.read_text().replace("float_type: fp16", ""))
+    result = MixedPrecision(
+        model=net, eval_func=is_like(net, data[0][0]), calib_dataloader=data, target=str(own)
+    )()
+    plans = [trial.plan for trial in result.trials]
+    assert len(plans) > 2
+    assert all(plan[op].activation is not None for plan in plans for op in plans[0])
 
 
 def test_folder_of_a_result_is_loaded_as_onnx(net, digits, tmp_path):

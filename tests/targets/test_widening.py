@@ -21,7 +21,8 @@ from neural_mp.search.widening import (
     with_best_calibration,
 )
 from neural_mp.strategies.widening import _try_path
-from neural_mp.targets import Widths
+from neural_mp.targets import Widths, load_profile
+from neural_mp.targets.cost import TargetCosts
 
 A8 = QuantSpec("uint8", "asymmetric", "per_tensor")
 A16 = QuantSpec("uint16", "asymmetric", "per_tensor")
@@ -210,4 +211,14 @@ def test_loss_that_falls_slowly_moves_the_next_trial_further():
     first, second, *others = tried_indices(1e-3, 0.5)
     assert first == 8
     assert second == 16
-    assert min(index for index in (second, *others) if index >= 13) <= 14
+    assert min(index for index in (second, *others) if index >= 13) <= 15
+
+
+def test_plan_near_the_tolerated_loss_is_the_last():
+    """.8 % of 1 % tolerated: plans in between would miss in most cases."""
+    assert tried_indices(1e-3, 0.9) == [8]
+
+
+def test_ops_in_float_count_in_the_precision_of_the_target():
+    costs = TargetCosts(load_profile("qnn"), {"a": 3.0, "b": 1.0}, {"a": 1.0, "b": 1.0})
+    assert costs.multiplication_shares({"a": LAYER[0], "b": FP32}) == {"w8a8": 0.75, "fp16": 0.25}

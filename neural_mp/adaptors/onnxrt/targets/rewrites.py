@@ -238,6 +238,8 @@ def _merge_bias(product: ir.Node, names: GraphNames) -> None:
     is_row = bias.size == columns == bias.shape[-1] if bias.ndim else False
     if not is_row or bias.ndim > len(sizes) or sizes.count(-1) > 1:
         return
+    if bias.min(initial=0.0) <= LEAST_MASK_VALUE:
+        return  # a mask
     row = names.add_constant(f"{added.name}/bias", bias.ravel())
     gemm = ir.node("Gemm", [data, matrix, row], name=names.reserve_name(f"{product.name}/Gemm"))
     nodes = [gemm]

@@ -38,11 +38,17 @@ from neural_mp.targets import TargetProfile
 from neural_mp.util.noise import compute_mean_nsr, compute_output_nsrs
 from neural_mp.util.pytree import list_float_arrays
 
-#: Noise in 8 bits below which that in 16 bits is computed: 256 times finer steps.
+#: Noise in 8 bits below which that in 16 bits is computed: steps are 256 times finer, and of
+#: activations half of that, as their grids cover twice the range.
 _NEGLIGIBLE_NSR = 1e-3
-_FINER_POWER = 256.0**2
+_FINER_POWER = 128.0**2
 #: Noise on one sample from which more samples are measured: hundreds below do not add up to a loss.
 _LEAST_NSR = 1e-4
+#: Tensors or weights that are measured together first, neighbours in the graph, and the noise up to
+#: which they share their sum instead of being measured alone: most of a model's add little.
+_GROUP_SIZE, _QUIET_NSR = 8, 3e-4
+#: Number of tensors or weights up to which each is measured alone, which takes little time.
+_MAX_SINGLES = 40
 #: Calibration algorithm of ranges unless another one is chosen.
 _DEFAULT = CalibrationAlgorithm.MINMAX
 #: Share of the remaining noise from which other algorithms are tried for the tensors of an op.
@@ -303,13 +309,13 @@ def measure_noise(
     """
     brief, full = (_Meter(model, run, probe) for probe in probes)
     meter = _TwoStages(brief, full if probes[1].samples > probes[0].samples else brief)
-    noise = {tensor: meter.measure_by_bits(switches) for tensor, switches in model.tensors.items()}
+    noise = meter.measure_all(model.tensors)
     typical = meter.measure_by_algorithm()
     tensors = tuple(
         TensorNoise(tensor, model.readers[tensor], measure_by_bits, typical[tensor])
         for tensor, measure_by_bits in noise.items()
     )
-    return tensors, {op: meter.measure_by_bits(switches) for op, switches in model.weights.items()}
+    return tensors, meter.measure_all(model.weights)
 
 
 @dataclass
@@ -330,9 +336,9 @@ class _Meter:
     def _reference(self) -> list[Array]:
         return list_float_arrays(self.run(self._feeds))
 
-    def noise(self, switch: str, grid: Mapping[str, Array]) -> tuple[float, float]:
-        """Return the NSR with a switch on, and that of the typical sample; see `TensorNoise`."""
-        on = {switch: np.ones((), np.bool_)}
+    def noise(self, switches: Sequence[str], grid: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the NSR with switches on, and that of the typical sample; see `TensorNoise`."""
+        on = dict.fromkeys(switches, np.ones((), np.bool_))
         outputs = list_float_arrays(self.run({**self._feeds, **grid, **on}))
         return compute_mean_nsr(self._reference, outputs), self._compute_typical_nsr(outputs)
 
@@ -358,6 +364,37 @@ class _TwoStages:
     def __post_init__(self) -> None:
         self.model = self.full.model
 
+    def measure_all(
+        self, switched: Mapping[str, Mapping[QuantDType, str]]
+    ) -> dict[str, dict[str, float]]:
+        """Return tensor or op → bits → noise, from storage type → switch of each."""
+        names, noise = list(switched), dict[str, dict[str, float]]()
+        size = 1 if len(names) <= _MAX_SINGLES else _GROUP_SIZE
+        for start in range(0, len(names), size):
+            group = {name: switched[name] for name in names[start : start + size]}
+            noise |= self._measure_group(group)
+        return noise
+
+    def _measure_group(
+        self, switched: Mapping[str, Mapping[QuantDType, str]]
+    ) -> dict[str, dict[str, float]]:
+        """Return the noise of each; that of a group without much is split evenly."""
+        names = list(switched)
+        if len(names) == 1:
+            return {names[0]: self.measure_by_bits(switched[names[0]])}
+        narrow = {name: min(own, key=lambda dtype: dtype.bits) for name, own in switched.items()}
+        switches = [switched[name][dtype] for name, dtype in narrow.items()]
+        nsr, typical = (total / len(names) for total in self.brief.noise(switches, {}))
+        if nsr * len(names) >= _QUIET_NSR:
+            halves = names[: len(names) // 2], names[len(names) // 2 :]
+            first, second = ({name: switched[name] for name in half} for half in halves)
+            return self._measure_group(first) | self._measure_group(second)
+        self.measured |= dict.fromkeys(switches, (self.brief, typical))
+        return {
+            name: {str(d.bits): nsr if d is narrow[name] else nsr / _FINER_POWER for d in own}
+            for name, own in switched.items()
+        }
+
     def measure_by_bits(self, switches: Mapping[QuantDType, str]) -> dict[str, float]:
         """Return bits → noise of a tensor or weight."""
         noise: dict[str, float] = {}
@@ -371,10 +408,10 @@ class _TwoStages:
 
     def _noise(self, switch: str) -> float:
         meter = self.brief
-        nsr, typical = meter.noise(switch, {})
+        nsr, typical = meter.noise([switch], {})
         if nsr >= _LEAST_NSR and self.full is not self.brief:
             meter = self.full
-            nsr, typical = meter.noise(switch, {})
+            nsr, typical = meter.noise([switch], {})
         self.measured[switch] = meter, typical
         return nsr
 
@@ -406,7 +443,7 @@ class _TwoStages:
         grids, (meter, _) = self.model.grids.get(tensor, {}), self.measured[switch]
         steps = {algorithm: float(next(iter(grid.values()))) for algorithm, grid in grids.items()}
         return {
-            algorithm: meter.noise(switch, grid)[1]
+            algorithm: meter.noise([switch], grid)[1]
             for algorithm, grid in grids.items()
             if steps[algorithm] <= _MAX_STEP_RATIO * steps[_DEFAULT]
         }
