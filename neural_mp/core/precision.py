@@ -153,7 +153,7 @@ class OpConfig:
         weight: for INT2 to INT16, quantization of the weight.
         activation: for INT8 and INT16, quantization of the inputs; None with a `weight` leaves the
             inputs in float. INT8 with neither selects the op's best configuration.
-        corrections: for INT8, names in `CORRECTIONS`, in their order.
+        corrections: for INT8, names in `CORRECTIONS`, in their order; for INT16, `bias_correction`.
         kernel: for FP32, a name in `FLOAT_KERNELS`; empty for the framework's own kernel.
     """
 
@@ -182,7 +182,8 @@ class OpConfig:
                 "channels; remove one of them"
             )
         self._check_reconstruction()
-        if self.corrections and self.precision is not Precision.INT8:
+        is_wide = self.precision is Precision.INT16 and self.corrections == ("bias_correction",)
+        if self.corrections and self.precision is not Precision.INT8 and not is_wide:
             raise PlanError(
                 f"correction {self.corrections[0]!r} requires precision int8, got "
                 f"{self.precision}; remove the correction or set the op to int8"

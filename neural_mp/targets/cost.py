@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from neural_mp.core.precision import FP32, OpConfig
 from neural_mp.targets.profile import TargetProfile
-from neural_mp.targets.widths import Widths, words_of
+from neural_mp.targets.widths import Widths
 
 #: Bytes of a float element, in which ops outside of integers read and write on average.
 _FLOAT_BYTES = 4.0
@@ -53,11 +53,13 @@ class TargetCosts:
     def multiplication_shares(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
         """Return the word of the widths → their fraction of all multiplications.
 
-        Products of two activations count as `w8a8` or `w16a16`, by the type of both factors.
+        Products of two activations count as `w8a8` or `w16a16`, by the type of both factors, and
+        ops in float as the precision in which the target computes them.
         """
         counts: dict[str, float] = defaultdict(float)
         for op, macs in self.macs.items():
-            word = words_of(configs.get(op, FP32))
+            config = configs.get(op, FP32)
+            word = str(Widths.from_config(config) or self.profile.float_type or config.precision)
             counts[_OF_PRODUCTS.get(word, word)] += macs
         total = sum(counts.values())
         return {word: macs / total for word, macs in counts.items() if macs} if total else {}
