@@ -49,7 +49,7 @@ def test_the_record_alone_predicts_the_times_that_the_search_predicted(run):
     for trial in record.trials:
         if trial.number in record.ending.predicted:
             expected = record.ending.predicted[trial.number]
-            assert predict_plan(record, trial.plan, {}).time == pytest.approx(expected)
+            assert predict_plan(record, trial.plan, {}).time == pytest.approx(expected, rel=1e-4)
 
 
 def test_predicted_noise_changes_as_that_of_the_converted_models(run):
