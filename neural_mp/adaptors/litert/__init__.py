@@ -1,0 +1,1 @@
+"""The adaptor of LiteRT (TensorFlow Lite): `.tflite` files in and out, run by XNNPACK's kernels."""

@@ -1,0 +1,1 @@
+"""LiteRT models in files: check, load, save."""

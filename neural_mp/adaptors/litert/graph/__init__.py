@@ -1,0 +1,1 @@
+"""Graphs of LiteRT as flatbuffers: read, edit, write."""
