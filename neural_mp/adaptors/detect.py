@@ -17,6 +17,7 @@ class DetectionRule:
         packages: top-level packages of the model classes.
         classes: names of these classes or of their base classes.
         types: built-in types that hold a serialized model.
+        mark: the bytes of a serialized model from its fifth byte on; empty for any.
     """
 
     suffixes: tuple[str, ...] = ()
@@ -24,6 +25,7 @@ class DetectionRule:
     packages: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     types: tuple[type, ...] = ()
+    mark: bytes = b""
 
     def matches_source(self, source: object) -> bool:
         """Whether an object, or the content of a path, looks like a model of the framework."""
@@ -32,7 +34,9 @@ class DetectionRule:
             return path.suffix in self.suffixes or any(
                 (path / member).is_file() for member in self.members
             )
-        return isinstance(source, self.types) or any(
+        if isinstance(source, self.types):
+            return bytes(source[4 : 4 + len(self.mark)]) == self.mark
+        return any(
             kind.__module__.split(".")[0] in self.packages and kind.__name__ in self.classes
             for kind in type(source).__mro__
         )
@@ -68,6 +72,15 @@ class FrameworkEntry:
 
 #: Framework → its adaptor and the rule that detects its models.
 FRAMEWORKS: Mapping[str, FrameworkEntry] = {
+    "litert": FrameworkEntry(
+        "LiteRtAdaptor",
+        "neural_mp.adaptors.litert",
+        # The file identifier of the schema. First, as other bytes are taken for ONNX models.
+        DetectionRule(suffixes=(".tflite",), types=(bytes, bytearray), mark=b"TFL3"),
+        "ai_edge_litert",
+        "litert",
+        reads=("saved_model",),
+    ),
     "onnxrt": FrameworkEntry(
         "OnnxRuntimeAdaptor",
         "neural_mp.adaptors.onnxrt",

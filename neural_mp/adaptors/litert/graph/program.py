@@ -111,3 +111,11 @@ def get_known_sizes(tensor: Any) -> tuple[int | None, ...]:
     signature = tensor.shapeSignature
     sizes = tensor.shape if signature is None or not len(signature) else signature
     return () if sizes is None else tuple(int(size) if size >= 0 else None for size in sizes)
+
+
+def get_numpy_dtype(tensor: Any) -> np.dtype[Any] | None:
+    """Return the dtype of a tensor (`TensorT`), object for strings; None without one in numpy."""
+    if tensor.type == schema.TensorType.STRING:
+        return np.dtype(object)
+    kind = _NUMPY_DTYPES.get(tensor.type)
+    return None if kind is None else np.dtype(kind)

@@ -1,0 +1,121 @@
+"""Conversion of a model to the precisions of a plan, by a recipe of AI Edge Quantizer.
+
+Integer kernels read and write INT8 tensors of the graph, so the quantizer changes their types and
+inserts QUANTIZE and DEQUANTIZE where a neighbour is float. All ranges are those of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.signatures.signature import Signature
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.litert.graph.program import Program
+from neural_mp.adaptors.litert.model import LiteRtModel, Structure
+from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_content
+from neural_mp.core.enums import KernelInputs
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import Precision
+from neural_mp.space import ResolvedPlan
+
+
+def convert_graph(
+    model: LiteRtModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
+) -> LiteRtModel:
+    """Return a model with the integer ops of a plan."""
+    structure = model.structure
+    steps = list(_iterate_steps(structure, plan))
+    spans = {tensor: ranges[owner] for tensor, owner in plan.flow.scale_owner.items()}
+    content = quantize_content(
+        model.program.content, make_recipe(steps), _complete_ranges(structure, steps, spans)
+    )
+    program = Program.parse(content)
+    return replace(
+        model,
+        program=program,
+        signature=_rename_ports(model.signature, model.program, program),
+        given=None,
+        results=dict(_iterate_results(structure, program)),
+        counts=count_conversions(program),
+        _runners={},
+    )
+
+
+def _rename_ports(signature: Signature, program: Program, converted: Program) -> Signature:
+    """Return a signature with the tensors of a converted graph, whose order is the same."""
+    names = {
+        program.tensor_name(int(old)): converted.tensor_name(int(new))
+        for side in ("inputs", "outputs")
+        for old, new in zip(
+            getattr(program.main, side), getattr(converted.main, side), strict=True
+        )
+    }
+    inputs, outputs = (
+        tuple(replace(port, tensor=names[port.tensor]) for port in ports)
+        for ports in (signature.inputs, signature.outputs)
+    )
+    return replace(signature, inputs=inputs, outputs=outputs)
+
+
+def _iterate_steps(structure: Structure, plan: ResolvedPlan) -> Iterator[Step]:
+    """Yield the ops that run in integers, or read a weight in integers."""
+    flow = plan.flow
+    for name in structure.ops:
+        config = plan.plan.get(name)
+        if config is not None and config.weight is not None and config.activation is None:
+            is_rounding = config.weight.inputs is KernelInputs.INT8
+            form = Form.DYNAMIC if is_rounding else Form.WEIGHT
+            yield Step(structure.get_scope(name), form, config.weight.dtype.bits)
+        elif plan.effective[name] is Precision.INT8 and name in flow.int8_reads:
+            yield Step(structure.get_scope(name), Form.STATIC)
+
+
+def _complete_ranges(
+    structure: Structure, steps: list[Step], spans: Mapping[str, Range]
+) -> dict[str, Range]:
+    """Return the range of every tensor that an op in INT8 reads or writes.
+
+    Further results of an op have the range of the first, which the op moves.
+    """
+    scopes = {structure.get_scope(name): name for name in structure.ops}
+    complete = dict(spans)
+    for step in steps:
+        name = scopes[step.scope]
+        if step.form is Form.STATIC:
+            for index in structure.iterate_float_tensors(name):
+                tensor = structure.program.tensor_name(index)
+                complete.setdefault(tensor, spans[name])
+    return complete
+
+
+def _iterate_results(
+    structure: Structure, program: Program
+) -> Iterator[tuple[str, OutputLocation]]:
+    """Yield op → location of its result, which keeps its name in either type."""
+    converted = Structure(program)
+    for name in (*structure.ops, *structure.parts):
+        index = converted.tensors.get(name)
+        if index is not None:
+            kind = structure.get_type(structure.parts.get(name, name))
+            yield name, OutputLocation(name, kind, _read_encoding(program, index))
+
+
+def _read_encoding(program: Program, index: int) -> QuantParams | None:
+    """Return the parameters of an INT8 tensor, with its own zero point; None for a float one."""
+    tensor = program.main.tensors[index]
+    if tensor.type != schema.TensorType.INT8 or tensor.quantization is None:
+        return None
+    scales, zeros = tensor.quantization.scale, tensor.quantization.zeroPoint
+    return QuantParams(float(np.ravel(scales)[0]), int(np.ravel(zeros)[0]))
+
+
+def count_conversions(program: Program) -> ConversionCounts:
+    """Return the conversions of a run; weights that are restored count as dequantized."""
+    types = [program.op_type(op) for op in program.iterate_ops()]
+    return ConversionCounts(quantize=types.count("QUANTIZE"), dequantize=types.count("DEQUANTIZE"))

@@ -1,0 +1,219 @@
+"""The representation of a LiteRT model, its ops and the edges between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from ai_edge_litert import schema_py_generated as schema
+
+from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
+from neural_mp.adaptors.common.signatures.signature import Array
+from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes
+from neural_mp.adaptors.litert.ops import Role, get_op_row, has_role
+from neural_mp.adaptors.litert.runtime import Runner
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
+from neural_mp.core.precision import Precision
+
+
+@dataclass(frozen=True, eq=False)
+class LiteRtModel(GraphModel[Program]):
+    """A graph that LiteRT runs, with the signature in the order of the data."""
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The structure of the graph."""
+        return Structure(self.program)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, int]:
+        """Tensor of the main subgraph → position."""
+        return self.structure.tensors
+
+    def make_runner(self, fetched: Sequence[str], *, keeps_tensors: bool = False) -> Runner:
+        """Return a runner of the planned graph that takes inputs in the order of the signature."""
+        return Runner(
+            self.program.content,
+            [self.tensors[name] for name in self.signature.input_tensors],
+            [self.tensors[name] for name in fetched],
+            keeps_tensors,
+        )
+
+    def order_feeds(self, bound: Mapping[str, Array]) -> list[Array]:
+        """Return bound inputs in the order of the signature."""
+        return [bound[name] for name in self.signature.input_tensors]
+
+    def compile_graph(self) -> Run:
+        """Return the graph to run, for the allowed number of threads."""
+        runner = self.make_runner(self.signature.output_tensors)
+        return lambda bound: runner(self.order_feeds(bound))
+
+    def __reduce__(self) -> tuple[Callable[..., LiteRtModel], tuple[Any, ...]]:
+        """Return the parts for pickling: the graph as its file."""
+        rest = {part.name: getattr(self, part.name) for part in fields(self)}
+        content, original = rest.pop("program").content, rest.pop("given")
+        return _unpickle_model, (content, original is None, {**rest, "_runners": {}})
+
+
+def _unpickle_model(content: bytes, is_converted: bool, rest: dict[str, Any]) -> LiteRtModel:
+    program = Program.parse(content)
+    return LiteRtModel(program, given=None if is_converted else program, **rest)
+
+
+class Structure:
+    """The ops of the main subgraph by name, and the tensors that they read and write.
+
+    An op has the name of its first result; its further results follow as parts.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.tensors = {
+            program.tensor_name(index): index for index in range(len(program.main.tensors))
+        }
+        self.ops: dict[str, Any] = {}
+        #: Further result → the op that writes the result.
+        self.parts: dict[str, str] = {}
+        for op in program.iterate_ops():
+            first, *further = map(program.tensor_name, op.outputs)
+            self.ops[first] = op
+            self.parts.update(dict.fromkeys(further, first))
+
+    def get_type(self, name: str) -> str:
+        """Return the type of an op."""
+        return self.program.op_type(self.ops[name])
+
+    def get_scope(self, name: str) -> str:
+        """Return the names of the results of an op, each followed by a semicolon."""
+        return "".join(f"{self.program.tensor_name(index)};" for index in self.ops[name].outputs)
+
+    def list_computed_inputs(self, name: str) -> list[int]:
+        """Return the positions of the tensors that an op reads and others, or callers, write."""
+        indices = (int(index) for index in self.ops[name].inputs)
+        return [index for index in indices if index >= 0 and not self.program.is_constant(index)]
+
+    def list_constants(self, name: str) -> list[int]:
+        """Return the positions of the constants that an op reads."""
+        indices = (int(index) for index in self.ops[name].inputs)
+        return [index for index in indices if index >= 0 and self.program.is_constant(index)]
+
+    def iterate_float_tensors(self, name: str) -> Iterator[int]:
+        """Yield the positions of the float tensors that an op reads or writes, no constants."""
+        for index in (*self.list_computed_inputs(name), *map(int, self.ops[name].outputs)):
+            if self.program.is_float(index):
+                yield index
+
+    def is_float_op(self, name: str) -> bool:
+        """Whether the first result of an op is float."""
+        return self.program.is_float(int(self.ops[name].outputs[0]))
+
+    def has_weight(self, name: str) -> bool:
+        """Whether an op is a layer, or a table, with a constant float weight."""
+        row = get_op_row(self.get_type(name))
+        if not row.role & (Role.LAYER | Role.TABLE):
+            return False
+        weight = int(self.ops[name].inputs[row.weight])
+        return self.program.is_constant(weight) and self.program.is_float(weight)
+
+    def get_weight(self, name: str) -> Array:
+        """Return the weight of an op with one."""
+        index = int(self.ops[name].inputs[get_op_row(self.get_type(name)).weight])
+        weight = self.program.get_constant(index)
+        assert weight is not None
+        return weight
+
+    def find_bias(self, name: str) -> int | None:
+        """Return the position of the constant that a layer adds; None if it adds none."""
+        row, inputs = get_op_row(self.get_type(name)), self.ops[name].inputs
+        index = int(inputs[row.bias]) if len(inputs) > row.bias else -1
+        return index if index >= 0 and self.program.is_constant(index) else None
+
+
+def build_graph(model: LiteRtModel) -> OpGraph:
+    """Return every op with its edges; further results follow as ops."""
+    structure, program = model.structure, model.program
+    counted: set[int] = set()
+    ops = []
+    for name, op in structure.ops.items():
+        kind = structure.get_type(name)
+        computed = structure.list_computed_inputs(name)
+        floats = [program.tensor_name(index) for index in computed if program.is_float(index)]
+        # A constant that several ops read counts once.
+        constants = [index for index in structure.list_constants(name) if index not in counted]
+        counted.update(constants)
+        sizes = {index: _count_elements(program, index) for index in constants}
+        quantized = structure.is_float_op(name)
+        ops.append(
+            Op(
+                name,
+                kind,
+                tuple(dict.fromkeys(map(program.tensor_name, computed))),
+                quantize_agnostic=quantized and is_moving(structure, name),
+                # Integer kernels write INT8 only.
+                writes_int8=quantized and has_role(kind, Role.LAYER | Role.PRODUCT),
+                joins_int8=quantized and has_role(kind, Role.JOINING),
+                quantized_inputs=tuple(dict.fromkeys(floats)),
+                weights=sum(sizes.values()),
+                constants=tuple(
+                    program.tensor_name(index)
+                    for index, size in sizes.items()
+                    if size >= MIN_CONSTANT_ELEMENTS
+                ),
+                layers=tuple(_parse_layers(name, kind)),
+                source_precision=_find_source_precision(program, op),
+                shape=get_known_sizes(program.main.tensors[op.outputs[0]]),
+            )
+        )
+    for part, name in structure.parts.items():
+        moved = is_moving(structure, name)
+        ops.append(Op(part, structure.get_type(name), (name,), quantize_agnostic=moved))
+    inputs = model.signature.input_tensors
+    outputs = [tensor for tensor in model.signature.output_tensors if tensor not in inputs]
+    return OpGraph(ops, inputs, outputs)
+
+
+def is_moving(structure: Structure, name: str) -> bool:
+    """Whether an op moves values that others compute."""
+    moves = has_role(structure.get_type(name), Role.MOVING) and structure.is_float_op(name)
+    return moves and all(
+        not structure.program.is_float(index) for index in structure.list_constants(name)
+    )
+
+
+def _count_elements(program: Program, index: int) -> int:
+    tensor = program.main.tensors[index]
+    if tensor.type not in (schema.TensorType.FLOAT32, schema.TensorType.FLOAT16):
+        return 0
+    return math.prod(size or 1 for size in get_known_sizes(tensor))
+
+
+def _find_source_precision(program: Program, op: Any) -> Precision:
+    """Return INT8 if an op of the given file computes in 8 bits, else FP32."""
+    tensors = (program.main.tensors[index] for index in (*op.inputs, *op.outputs) if index >= 0)
+    quantized = any(
+        tensor.type in (schema.TensorType.INT8, schema.TensorType.UINT8)
+        and tensor.quantization is not None
+        and tensor.quantization.scale is not None
+        for tensor in tensors
+    )
+    return Precision.INT8 if quantized else Precision.FP32
+
+
+#: Number that Keras appends to the name of a layer for each of its calls.
+_CALL = re.compile(r"_\d+$")
+
+
+def _parse_layers(name: str, kind: str) -> Iterator[Layer]:
+    """Yield the Keras layers in the name of a result.
+
+    Such a name is `functional_1/conv_1/Relu;functional_1/conv_1/convolution`: the paths of all
+    folded ops. The op type stands for the type of the innermost layer.
+    """
+    path = name.partition(";")[0].split("/")[1:-1]
+    names = [_CALL.sub("", part) for part in path]
+    for depth, layer in enumerate(names):
+        yield Layer(layer, kind if depth == len(names) - 1 else "Layer")

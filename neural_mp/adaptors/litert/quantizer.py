@@ -1,0 +1,142 @@
+"""AI Edge Quantizer behind functions of this package: the only module that imports it.
+
+Its API is alpha, hence the pin to one minor version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ai_edge_quantizer import default_policy, qtyping, quantizer
+from ai_edge_quantizer.algorithm_manager import AlgorithmName
+
+from neural_mp.core.observations import Range
+from neural_mp.errors import ConversionError, one_line
+
+#: Types that the quantizer names otherwise than the schema.
+_NAMES = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}
+#: Characters of a scope that the quantizer compares.
+_MAX_SCOPE_CHARS = 10_000
+_ALL = qtyping.TFLOperationName.ALL_SUPPORTED
+
+
+class Form(Enum):
+    """Form of an op in integers.
+
+    `STATIC`: inputs and results in INT8, with ranges; `DYNAMIC`: a weight in integers, and inputs
+    that the kernel rounds on every run; `WEIGHT`: a weight in integers, restored on every run.
+    """
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+    WEIGHT = "weight_only"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op of a recipe.
+
+    Attributes:
+        scope: the names of its results, each followed by a semicolon.
+        bits: bits of the weight.
+    """
+
+    scope: str
+    form: Form
+    bits: int = 8
+
+
+def _make_op_config(form: Form, bits: int) -> qtyping.OpQuantizationConfig:
+    weight = qtyping.TensorQuantizationConfig(
+        bits, symmetric=True, granularity=qtyping.QuantGranularity.CHANNELWISE
+    )
+    if form is Form.STATIC:
+        activation = qtyping.TensorQuantizationConfig(8, symmetric=False)
+        return qtyping.OpQuantizationConfig(activation, weight, qtyping.ComputePrecision.INTEGER)
+    if form is Form.DYNAMIC:
+        return qtyping.OpQuantizationConfig(None, weight, qtyping.ComputePrecision.INTEGER)
+    return qtyping.OpQuantizationConfig(
+        None, weight, qtyping.ComputePrecision.FLOAT, explicit_dequantize=True
+    )
+
+
+def make_recipe(steps: Iterable[Step]) -> list[dict[str, Any]]:
+    """Return the recipe of a plan, as the quantizer's own command reads it from JSON.
+
+    Later entries overrule earlier ones: inputs and outputs of the graph stay float, although the
+    scope of an output is the name of the op before.
+    """
+    tool = quantizer.recipe_manager.RecipeManager()
+    scopes: dict[tuple[Form, int], list[str]] = {}
+    for step in steps:
+        scopes.setdefault((step.form, step.bits), []).append(step.scope)
+    for (form, bits), named in scopes.items():
+        # The quantizer tries each expression on each op: one expression for all ops of a form.
+        alternatives = "|".join(map(_escape_scope, named))
+        config = _make_op_config(form, bits)
+        tool.add_quantization_config(
+            f"^(?:{alternatives})", _ALL, config, AlgorithmName.MIN_MAX_UNIFORM_QUANT
+        )
+    for boundary in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):
+        tool.add_quantization_config(".*", boundary, None, AlgorithmName.NO_QUANTIZE)
+    recipe: list[dict[str, Any]] = tool.get_quantization_recipe()
+    return recipe
+
+
+def _escape_scope(scope: str) -> str:
+    """Return an expression for one scope, which the quantizer cuts at some length."""
+    short = scope[:_MAX_SCOPE_CHARS]
+    return re.escape(short) + ("$" if short == scope else "")
+
+
+def quantize_content(
+    content: bytes, recipe: list[dict[str, Any]], ranges: Mapping[str, Range]
+) -> bytes:
+    """Return a flatbuffer with the ops of a recipe in integers.
+
+    Args:
+        content: the float graph.
+        recipe: the recipe of `make_recipe`.
+        ranges: float tensor → its range; of every tensor that a static op reads or writes.
+
+    Raises:
+        ConversionError: a range is not finite, or the quantizer refuses the recipe.
+    """
+    statistics = {}
+    for name, (low, high) in ranges.items():
+        if not np.isfinite([low, high]).all():
+            # LiteRT 2.3 ends the process on a scale that is NaN.
+            raise ConversionError(
+                f"the range of tensor {name!r} must be finite, got {low} to {high}; calibrate with "
+                f"finite data"
+            )
+        statistics[name] = {"min": np.float32([[low]]), "max": np.float32([[high]])}
+    tool = quantizer.Quantizer(content)
+    tool.load_quantization_recipe(recipe)
+    try:
+        result = tool.quantize(
+            statistics, enable_progress_bar=False, enable_progress_report=False
+        )
+    except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
+        # Types of its errors vary.
+        raise ConversionError(f"AI Edge Quantizer refuses the plan: {one_line(error)}") from error
+    return bytes(result.quantized_model)
+
+
+@lru_cache(maxsize=16)
+def list_supported_types(form: Form, bits: int = 8) -> frozenset[str]:
+    """Return the op types, named as in the schema, that the quantizer has in a form."""
+    names = {theirs: ours for ours, theirs in _NAMES.items()}
+    config = _make_op_config(form, bits)
+    policy = default_policy.DEFAULT_CONFIG_CHECK_POLICY
+    return frozenset(
+        names.get(operation.value, operation.value)
+        for operation, configs in policy.items()
+        if config in configs
+    )

@@ -1,0 +1,84 @@
+"""Runs of LiteRT's interpreter with the kernels of XNNPACK."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from neural_mp.adaptors.common.threads import get_allowed_threads
+from neural_mp.errors import ConversionError, one_line
+from neural_mp.util.pytree import Array
+
+
+@dataclass(eq=False)
+class Runner:
+    """An interpreter of one graph, for one call at a time; further threads wait.
+
+    Attributes:
+        content: the flatbuffer.
+        inputs: tensors of the inputs, by position in the main subgraph.
+        fetched: tensors to return, by position; others than the outputs need `keeps_tensors`.
+        keeps_tensors: whether the memory of intermediate results is kept until the next run.
+    """
+
+    content: bytes
+    inputs: Sequence[int]
+    fetched: Sequence[int]
+    keeps_tensors: bool = False
+    _threads: int = field(default_factory=lambda: get_allowed_threads() or os.cpu_count() or 1)
+    _lock: Lock = field(default_factory=Lock)
+    _interpreter: Any = None
+    _process: int = 0
+    _shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the fetched tensors of a run.
+
+        Raises:
+            ConversionError: the runtime rejects the graph, or the sizes of the inputs.
+        """
+        with self._lock:
+            try:
+                return self._run_arrays(arrays)
+            except (RuntimeError, ValueError) as error:
+                self._interpreter = None  # half resized
+                raise ConversionError(f"LiteRT cannot run the model: {one_line(error)}") from error
+
+    def _run_arrays(self, arrays: Sequence[Array]) -> list[Array]:
+        # Threads of an interpreter do not outlive a fork.
+        if self._interpreter is None or self._process != os.getpid():
+            self._interpreter = make_interpreter(self.content, self._threads, self.keeps_tensors)
+            self._process, self._shapes = os.getpid(), ()
+        interpreter = self._interpreter
+        shapes = tuple(np.shape(array) for array in arrays)
+        if shapes != self._shapes:
+            for index, shape in zip(self.inputs, shapes, strict=True):
+                interpreter.resize_tensor_input(index, shape)
+            interpreter.allocate_tensors()
+            self._shapes = shapes
+        for index, array in zip(self.inputs, arrays, strict=True):
+            interpreter.set_tensor(index, array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(index) for index in self.fetched]
+
+
+def make_interpreter(content: bytes, threads: int, keeps_tensors: bool = False) -> Any:
+    """Return an interpreter without allocated tensors."""
+    return Interpreter(
+        model_content=content,
+        num_threads=threads,
+        experimental_preserve_all_tensors=keeps_tensors,
+    )
+
+
+def bind_runner(
+    runner: Callable[[Sequence[Array]], list[Array]], names: Sequence[str]
+) -> Callable[[Mapping[str, Array]], list[Array]]:
+    """Return a function of arrays by name, for a runner of arrays in the order of `names`."""
+    return lambda bound: runner([bound[name] for name in names])
