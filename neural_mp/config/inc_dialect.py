@@ -95,6 +95,7 @@ IGNORED: Mapping[str, str] = {
 
 #: INC's name of a framework → ours; None detects it from the model.
 FRAMEWORKS: Mapping[str, str | None] = {
+    "litert": "litert",
     "openvino": "openvino",
     "pytorch": "pytorch",
     "pytorch_fx": "pytorch",
@@ -115,7 +116,7 @@ FRAMEWORKS: Mapping[str, str | None] = {
 }
 
 #: Framework names that only INC has: they identify a file of INC.
-ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt", "openvino"}
+ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt", "openvino", "litert"}
 
 _NAMES = """
     cifar10 cifar100 mnist fashionmnist tfrecorddataset imagerecord imagenet imagenetraw dummyv2

@@ -168,7 +168,7 @@ class Options:
     )
     framework: str | None = declare_option(
         None,
-        "name of the adaptor: `pytorch`, `tensorflow`, `onnxrt` or `openvino`",
+        "name of the adaptor: `pytorch`, `tensorflow`, `onnxrt`, `openvino` or `litert`",
         "model.framework",
         rule=string,
         in_file=values.parse_framework,

@@ -20,6 +20,7 @@ from neural_mp.adaptors.common.capabilities import (
     table_in_bytes,
 )
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.litert.convert import quantize_program
 from neural_mp.adaptors.litert.delegation import find_undelegated
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure, is_moving
@@ -29,7 +30,6 @@ from neural_mp.adaptors.litert.quantizer import (
     Step,
     list_supported_types,
     make_recipe,
-    quantize_content,
 )
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.int8_accumulation import weight_quant_spec
@@ -121,8 +121,8 @@ def find_slower_in_int8(structure: Structure) -> dict[str, str]:
     }
     steps = [Step(structure.get_scope(name), Form.STATIC) for name in names]
     try:
-        content = quantize_content(structure.program.content, make_recipe(steps), ranges)
-        in_int8 = _list_undelegated(Program.parse(content))
+        converted = quantize_program(structure.program, make_recipe(steps), ranges)
+        in_int8 = _list_undelegated(converted)
     except ConversionError as error:
         return dict.fromkeys(names, str(error))
     in_float = _list_undelegated(structure.program)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -16,6 +17,7 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs_aside
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure
 from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_content
@@ -32,10 +34,9 @@ def convert_graph(
     structure = model.structure
     steps = list(_iterate_steps(structure, plan))
     spans = {tensor: ranges[owner] for tensor, owner in plan.flow.scale_owner.items()}
-    content = quantize_content(
-        model.program.content, make_recipe(steps), _complete_ranges(structure, steps, spans)
+    program = quantize_program(
+        model.program, make_recipe(steps), _complete_ranges(structure, steps, spans)
     )
-    program = Program.parse(content)
     return replace(
         model,
         program=program,
@@ -45,6 +46,20 @@ def convert_graph(
         counts=count_conversions(program),
         _runners={},
     )
+
+
+def quantize_program(
+    program: Program, recipe: list[dict[str, Any]], ranges: Mapping[str, Range]
+) -> Program:
+    """Return a graph with the ops of a recipe in integers, and outputs in float.
+
+    Raises:
+        ConversionError: the quantizer refuses the recipe.
+    """
+    bare, aside = set_outputs_aside(program)
+    converted = Program.parse(quantize_content(bare.content, recipe, ranges))
+    restore_outputs(converted, aside)
+    return converted
 
 
 def _rename_ports(signature: Signature, program: Program, converted: Program) -> Signature:

@@ -146,13 +146,15 @@ def build_graph(model: LiteRtModel) -> OpGraph:
         constants = [index for index in structure.list_constants(name) if index not in counted]
         counted.update(constants)
         sizes = {index: _count_elements(program, index) for index in constants}
-        quantized = structure.is_float_op(name)
+        quantized, moves = structure.is_float_op(name), is_moving(structure, name)
+        # Sizes, which move no values, are computed in graphs with a free batch size.
+        read = floats if moves else [program.tensor_name(index) for index in computed]
         ops.append(
             Op(
                 name,
                 kind,
-                tuple(dict.fromkeys(map(program.tensor_name, computed))),
-                quantize_agnostic=quantized and is_moving(structure, name),
+                tuple(dict.fromkeys(read)),
+                quantize_agnostic=moves,
                 # Integer kernels write INT8 only.
                 writes_int8=quantized and has_role(kind, Role.LAYER | Role.PRODUCT),
                 joins_int8=quantized and has_role(kind, Role.JOINING),

@@ -47,6 +47,6 @@ def deep(_deep_keras) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def hostile_net(_deep_keras) -> bytes:
+def hostile_file(_deep_keras) -> bytes:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
     return as_litert(hostile(_deep_keras))

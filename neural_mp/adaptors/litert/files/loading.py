@@ -22,6 +22,8 @@ from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.util.pytree import Structure
 
 SUFFIX = ".tflite"
+#: Start of the names of outputs in signatures of Keras; the graph has an order of its own.
+_OUTPUT = "output_"
 _MAIN_SIGNATURE = "serving_default"
 
 
@@ -115,13 +117,19 @@ def read_signature(program: Program) -> tuple[Signature, list[str]]:
         (program.main.outputs, definition.outputs if definition else []),
     ):
         names = {int(entry.tensorIndex): bytes(entry.name).decode() for entry in named or []}
-        ordered = [int(index) for index in indices]
+        ordered = sorted(map(int, indices), key=lambda index: _order_name(names.get(index)))
         ports.append(
             tuple(_make_tensor_spec(program, index, names.get(index), frees) for index in ordered)
         )
     inputs, outputs = ports
     returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
     return Signature(inputs, outputs, returns), notes
+
+
+def _order_name(name: str | None) -> int:
+    """Return the number in a name of Keras for one of several outputs, else 0."""
+    number = (name or "").removeprefix(_OUTPUT)
+    return int(number) if number.isdecimal() and name != number else 0
 
 
 def _make_tensor_spec(

@@ -13,6 +13,8 @@ from ai_edge_litert.tools import flatbuffer_utils
 
 from neural_mp.util.pytree import Array
 
+#: The deprecated number of op types beyond it.
+_LAST_DEPRECATED_CODE = 127
 #: Position of an operand that an op leaves out.
 ABSENT = -1
 OP_NAMES: dict[int, str] = {
@@ -47,7 +49,13 @@ class Program:
     @classmethod
     def parse(cls, content: bytes) -> Program:
         """Return the graph of a flatbuffer, which is not checked here."""
-        return cls(flatbuffer_utils.read_model_from_bytearray(bytearray(content)))
+        tree = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+        for code in tree.operatorCodes:
+            # Older files have the deprecated number only, which AI Edge Quantizer does not read and
+            # does not write; OpenVINO reads both.
+            code.builtinCode = max(code.builtinCode, code.deprecatedBuiltinCode)
+            code.deprecatedBuiltinCode = min(code.builtinCode, _LAST_DEPRECATED_CODE)
+        return cls(tree)
 
     @cached_property
     def content(self) -> bytes:
