@@ -118,6 +118,9 @@ class CorrectionContract(OnDigits):
 
     #: Number of layers that read each tensor with an outlier.
     readers: tuple[int, ...] = (1, 1, 2)
+    #: Least gain of learned weights in dB of the outputs; small where every result is in INT8,
+    #: whose noise is larger than that of the weights.
+    learned_gain_db: float = 1
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -251,7 +254,8 @@ class CorrectionContract(OnDigits):
         reconstructed = signal_to_noise(case.reference, case.run(model))
         # Scales alone gain little if INT8 weights are limited to 7 bits.
         is_exact = case.adaptor.int8_accumulation(MACHINE)["dense"] == "exact"
-        assert reconstructed > baseline + (1 if is_exact or "adaround" in corrections else 0)
+        is_large = is_exact or "adaround" in corrections
+        assert reconstructed > baseline + (self.learned_gain_db if is_large else 0)
 
     def test_reconstruction_needs_data(self, case):
         op = case.space.tunable_ops[0]

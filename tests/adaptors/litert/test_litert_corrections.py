@@ -13,6 +13,7 @@ from neural_mp.testing import CorrectionContract, signal_to_noise
 class TestCorrections(ChannelsLast, CorrectionContract):
     # The converter spreads the scale of a norm over several ops, which stay as they are.
     readers = (1, 1)
+    learned_gain_db = 0
     test_a_corrected_bias_takes_the_mean_error_away = None
     # Results are those of a ReLU within the layer: see below.
     test_the_rows_of_a_layer_times_its_weight_are_its_results = None
