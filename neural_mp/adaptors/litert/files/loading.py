@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
 from neural_mp.adaptors.litert.files.checks import check_flatbuffer
+from neural_mp.adaptors.litert.graph.batch import free_batch
 from neural_mp.adaptors.litert.graph.normalize import normalize_tree
 from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes, get_numpy_dtype
 from neural_mp.adaptors.litert.model import LiteRtModel
-from neural_mp.adaptors.litert.runtime import Runner
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import read_bounded, require_regular_file
 from neural_mp.io.limits import MAX_FILE_BYTES
@@ -40,7 +37,9 @@ def load_model(source: object, spec: InputSpec) -> LiteRtModel:
     tree = Program.parse(content).tree
     normalize_tree(tree)
     program = Program(tree)
-    signature, notes = read_signature(program)
+    freed = free_batch(program)
+    program = freed or program
+    signature, notes = read_signature(program, freed is not None)
     signature = signature.select_ports(spec.names, spec.outputs)
     example, warnings = spec.make_feeds(signature)
     model = LiteRtModel(program, signature, example, program, warnings=(*notes, *warnings))
@@ -86,7 +85,7 @@ def convert_tensorflow(source: object) -> bytes:
         if is_path and (Path(os.fspath(source)) / "saved_model.pb").is_file():
             converter = tf.lite.TFLiteConverter.from_saved_model(os.fspath(source))
         elif isinstance(source, tf.keras.Model):
-            converter = tf.lite.TFLiteConverter.from_keras_model(source)
+            return _convert_keras(source)
         else:
             raise ModelLoadError(
                 f"the model must be a {SUFFIX} file, its bytes, a Keras model or the folder of a "
@@ -100,8 +99,11 @@ def convert_tensorflow(source: object) -> bytes:
         ) from error
 
 
-def read_signature(program: Program) -> tuple[Signature, list[str]]:
-    """Return the inputs and outputs of the main subgraph, and notes to the user."""
+def read_signature(program: Program, frees_batch: bool) -> tuple[Signature, list[str]]:
+    """Return the inputs and outputs of the main subgraph, and notes to the user.
+
+    With `frees_batch`, their first size is free, whatever the file says.
+    """
     notes = []
     definitions = [d for d in program.tree.signatureDefs if (d.subgraphIndex or 0) == 0]
     keys = [bytes(d.signatureKey or b"").decode(errors="replace") for d in definitions]
@@ -110,7 +112,6 @@ def read_signature(program: Program) -> tuple[Signature, list[str]]:
         used = keys[position] if keys else "the main subgraph"
         notes.append(f"the file has {len(program.tree.signatureDefs)} signatures, of which {used!r} is tuned")
     definition = definitions[position] if definitions else None
-    frees = find_free_batch(program)
     ports = []
     for indices, named in (
         (program.main.inputs, definition.inputs if definition else []),
@@ -119,11 +120,46 @@ def read_signature(program: Program) -> tuple[Signature, list[str]]:
         names = {int(entry.tensorIndex): bytes(entry.name).decode() for entry in named or []}
         ordered = sorted(map(int, indices), key=lambda index: _order_name(names.get(index)))
         ports.append(
-            tuple(_make_tensor_spec(program, index, names.get(index), frees) for index in ordered)
+            tuple(_make_tensor_spec(program, index, names.get(index), frees_batch) for index in ordered)
         )
     inputs, outputs = ports
     returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
     return Signature(inputs, outputs, returns), notes
+
+
+def _convert_keras(model: Any) -> bytes:
+    """Return the flatbuffer of a Keras model.
+
+    For a single sample, if the result runs for more: with a free size, the converter computes
+    sizes by ops of their own, which split the graph of the runtime.
+    """
+    import tensorflow as tf
+
+    def convert(keras_model: Any) -> bytes:
+        return bytes(tf.lite.TFLiteConverter.from_keras_model(keras_model).convert())
+
+    single = _fix_batch(model)
+    if single is not None:
+        content = convert(single)
+        tree = Program.parse(content).tree
+        normalize_tree(tree)
+        if free_batch(Program(tree)) is not None:
+            return content
+    return convert(model)
+
+
+def _fix_batch(model: Any) -> Any:
+    """Return a Keras model for one sample; None unless all sizes but that of the batch are fixed."""
+    import keras
+
+    inputs = model.inputs if isinstance(model, keras.models.Model) and model.built else None
+    if not inputs or any(tensor.shape[0] is not None or None in tensor.shape[1:] for tensor in inputs):
+        return None
+    fixed = [
+        keras.Input(batch_shape=(1, *tensor.shape[1:]), dtype=tensor.dtype, name=tensor.name)
+        for tensor in inputs
+    ]
+    return keras.Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
 
 
 def _order_name(name: str | None) -> int:
@@ -141,32 +177,3 @@ def _make_tensor_spec(
         shape = (None, *shape[1:])
     dtype = get_numpy_dtype(tensor)
     return TensorSpec(name or own, own, dtype, shape, own if name and name != own else None)
-
-
-def find_free_batch(program: Program) -> bool:
-    """Whether a graph for one sample runs for two, although its file fixes the first size."""
-    tensors = [program.main.tensors[index] for index in program.main.inputs]
-    shapes = [get_known_sizes(tensor) for tensor in tensors]
-    if not shapes or not all(shape and shape[0] == 1 and None not in shape for shape in shapes):
-        return False
-    outputs = [int(index) for index in program.main.outputs]
-    runner = Runner(program.content, [int(i) for i in program.main.inputs], outputs)
-    draw = np.random.default_rng(0)
-    samples = [_draw_values(draw, tensor) for tensor in tensors]
-    try:
-        single = runner(samples)
-        double = runner([np.concatenate([array, array]) for array in samples])
-    except ConversionError:
-        return False
-    return all(
-        len(many) == 2 * len(one) and np.array_equal(many[: len(one)], one)
-        for one, many in zip(single, double, strict=True)
-        if one.ndim
-    ) and all(one.ndim for one in single)
-
-
-def _draw_values(draw: np.random.Generator, tensor: Any) -> np.ndarray[Any, Any]:
-    dtype, shape = get_numpy_dtype(tensor), [int(size) for size in tensor.shape]
-    if dtype is not None and dtype.kind == "f":
-        return draw.random(shape).astype(dtype)
-    return np.zeros(shape, dtype)
