@@ -34,8 +34,9 @@ class DetectionRule:
             return path.suffix in self.suffixes or any(
                 (path / member).is_file() for member in self.members
             )
-        if isinstance(source, self.types):
-            return bytes(source[4 : 4 + len(self.mark)]) == self.mark
+        if isinstance(source, bytes | bytearray):
+            marked = bytes(source[4 : 4 + len(self.mark)]) == self.mark
+            return isinstance(source, self.types) and marked
         return any(
             kind.__module__.split(".")[0] in self.packages and kind.__name__ in self.classes
             for kind in type(source).__mro__

@@ -67,9 +67,7 @@ def _rename_ports(signature: Signature, program: Program, converted: Program) ->
     names = {
         program.tensor_name(int(old)): converted.tensor_name(int(new))
         for side in ("inputs", "outputs")
-        for old, new in zip(
-            getattr(program.main, side), getattr(converted.main, side), strict=True
-        )
+        for old, new in zip(getattr(program.main, side), getattr(converted.main, side), strict=True)
     }
     inputs, outputs = (
         tuple(replace(port, tensor=names[port.tensor]) for port in ports)

@@ -80,10 +80,9 @@ def with_layer_params(model: LiteRtModel, changes: Mapping[str, LayerRescale]) -
             weight = np.moveaxis(weight.transpose(0, 3, 1, 2), 0, 3)
         _replace_constant(structure, int(structure.ops[name].inputs[row.weight]), weight)
         bias = structure.find_bias(name)
-        if bias is not None:
-            value = structure.program.get_constant(bias)
-            changed = change.rescale_bias(value, len(np.ravel(value)))
-            _replace_constant(structure, bias, changed)
+        value = None if bias is None else structure.program.get_constant(bias)
+        if bias is not None and value is not None:
+            _replace_constant(structure, bias, change.rescale_bias(value, value.size))
     return replace(model, program=program, given=None, _runners={})
 
 

@@ -116,13 +116,14 @@ def quantize_content(
                 f"the range of tensor {name!r} must be finite, got {low} to {high}; calibrate with "
                 f"finite data"
             )
-        statistics[name] = {"min": np.float32([[low]]), "max": np.float32([[high]])}
+        statistics[name] = {
+            "min": np.array([[low]], np.float32),
+            "max": np.array([[high]], np.float32),
+        }
     tool = quantizer.Quantizer(content)
     tool.load_quantization_recipe(recipe)
     try:
-        result = tool.quantize(
-            statistics, enable_progress_bar=False, enable_progress_report=False
-        )
+        result = tool.quantize(statistics, enable_progress_bar=False, enable_progress_report=False)
     except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
         # Types of its errors vary.
         raise ConversionError(f"AI Edge Quantizer refuses the plan: {one_line(error)}") from error

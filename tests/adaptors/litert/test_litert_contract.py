@@ -1,5 +1,7 @@
 """See `AdaptorContract`."""
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 from keras_nets import ChannelsLast
@@ -12,7 +14,7 @@ from neural_mp.testing import AdaptorContract
 class TestLiteRt(ChannelsLast, AdaptorContract):
     framework = "litert"
     input_name = "serving_default_image:0"
-    least_decibels = {Precision.INT8: 25}
+    least_decibels = MappingProxyType({Precision.INT8: 25})
     casts_in_16_bits = None
 
     @pytest.fixture(scope="class")

@@ -80,10 +80,10 @@ def convert_tensorflow(source: object) -> bytes:
             "LiteRT reads .tflite files and their bytes; other models are converted by the package "
             "tensorflow, which is not installed"
         ) from error
-    is_path = isinstance(source, str | os.PathLike)
+    folder = Path(source) if isinstance(source, str | os.PathLike) else None
     try:
-        if is_path and (Path(os.fspath(source)) / "saved_model.pb").is_file():
-            converter = tf.lite.TFLiteConverter.from_saved_model(os.fspath(source))
+        if folder is not None and (folder / "saved_model.pb").is_file():
+            converter = tf.lite.TFLiteConverter.from_saved_model(str(folder))
         elif isinstance(source, tf.keras.Model):
             return _convert_keras(source)
         else:
@@ -110,7 +110,9 @@ def read_signature(program: Program, frees_batch: bool) -> tuple[Signature, list
     position = keys.index(_MAIN_SIGNATURE) if _MAIN_SIGNATURE in keys else 0
     if len(program.tree.signatureDefs) > 1:
         used = keys[position] if keys else "the main subgraph"
-        notes.append(f"the file has {len(program.tree.signatureDefs)} signatures, of which {used!r} is tuned")
+        notes.append(
+            f"the file has {len(program.tree.signatureDefs)} signatures, of which {used!r} is tuned"
+        )
     definition = definitions[position] if definitions else None
     ports = []
     for indices, named in (
@@ -120,7 +122,10 @@ def read_signature(program: Program, frees_batch: bool) -> tuple[Signature, list
         names = {int(entry.tensorIndex): bytes(entry.name).decode() for entry in named or []}
         ordered = sorted(map(int, indices), key=lambda index: _order_name(names.get(index)))
         ports.append(
-            tuple(_make_tensor_spec(program, index, names.get(index), frees_batch) for index in ordered)
+            tuple(
+                _make_tensor_spec(program, index, names.get(index), frees_batch)
+                for index in ordered
+            )
         )
     inputs, outputs = ports
     returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
@@ -153,7 +158,9 @@ def _fix_batch(model: Any) -> Any:
     import keras
 
     inputs = model.inputs if isinstance(model, keras.models.Model) and model.built else None
-    if not inputs or any(tensor.shape[0] is not None or None in tensor.shape[1:] for tensor in inputs):
+    if not inputs or any(
+        tensor.shape[0] is not None or None in tensor.shape[1:] for tensor in inputs
+    ):
         return None
     fixed = [
         keras.Input(batch_shape=(1, *tensor.shape[1:]), dtype=tensor.dtype, name=tensor.name)

@@ -43,7 +43,7 @@ def _free_reshape(program: Program, op: Any) -> None:
         return
     # Other ops may read the constant.
     buffer, tensor = schema.BufferT(), schema.TensorT()
-    buffer.data = np.frombuffer(np.int32([-1, *sizes[1:]]).tobytes(), np.uint8)
+    buffer.data = np.frombuffer(np.array([-1, *sizes[1:]], np.int32).tobytes(), np.uint8)
     program.tree.buffers.append(buffer)
     tensor.name, tensor.type = bytes(result.name) + b"/sizes", schema.TensorType.INT32
     tensor.shape, tensor.buffer = [len(sizes)], len(program.tree.buffers) - 1
@@ -55,7 +55,9 @@ def _free_reshape(program: Program, op: Any) -> None:
 
 def _runs_for_two(program: Program, inputs: list[Any]) -> bool:
     """Whether two samples have the results that they have one by one."""
-    indices, fetched = (list(map(int, ends)) for ends in (program.main.inputs, program.main.outputs))
+    indices, fetched = (
+        list(map(int, ends)) for ends in (program.main.inputs, program.main.outputs)
+    )
     runner = Runner(program.content, indices, fetched)
     draw = np.random.default_rng(0)
     samples = [[_draw_values(draw, tensor) for tensor in inputs] for _ in range(2)]
