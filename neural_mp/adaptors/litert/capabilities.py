@@ -23,7 +23,7 @@ from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulati
 from neural_mp.adaptors.litert.convert import quantize_program
 from neural_mp.adaptors.litert.delegation import find_undelegated
 from neural_mp.adaptors.litert.graph.program import Program
-from neural_mp.adaptors.litert.model import LiteRtModel, Structure, is_moving
+from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure, is_moving
 from neural_mp.adaptors.litert.ops import Role, get_op_row
 from neural_mp.adaptors.litert.quantizer import (
     Form,
@@ -121,7 +121,7 @@ def find_slower_in_int8(structure: Structure) -> dict[str, str]:
     }
     steps = [Step(structure.get_scope(name), Form.STATIC) for name in names]
     try:
-        converted = quantize_program(structure.program, make_recipe(steps), ranges)
+        converted = quantize_program(structure.program, Recipe(make_recipe(steps), ranges))
         in_int8 = _list_undelegated(converted)
     except ConversionError as error:
         return dict.fromkeys(names, str(error))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -19,7 +18,7 @@ from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs_aside
 from neural_mp.adaptors.litert.graph.program import Program
-from neural_mp.adaptors.litert.model import LiteRtModel, Structure
+from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
 from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_content
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.observations import Range
@@ -34,9 +33,8 @@ def convert_graph(
     structure = model.structure
     steps = list(_iterate_steps(structure, plan))
     spans = {tensor: ranges[owner] for tensor, owner in plan.flow.scale_owner.items()}
-    program = quantize_program(
-        model.program, make_recipe(steps), _complete_ranges(structure, steps, spans)
-    )
+    recipe = Recipe(make_recipe(steps), _complete_ranges(structure, steps, spans))
+    program = quantize_program(model.program, recipe)
     return replace(
         model,
         program=program,
@@ -44,20 +42,20 @@ def convert_graph(
         given=None,
         results=dict(_iterate_results(structure, program)),
         counts=count_conversions(program),
+        recipe=recipe,
         _runners={},
     )
 
 
-def quantize_program(
-    program: Program, recipe: list[dict[str, Any]], ranges: Mapping[str, Range]
-) -> Program:
+def quantize_program(program: Program, recipe: Recipe) -> Program:
     """Return a graph with the ops of a recipe in integers, and outputs in float.
 
     Raises:
         ConversionError: the quantizer refuses the recipe.
     """
     bare, aside = set_outputs_aside(program)
-    converted = Program.parse(quantize_content(bare.content, recipe, ranges))
+    content = quantize_content(bare.content, recipe.entries, recipe.ranges)
+    converted = Program.parse(content)
     restore_outputs(converted, aside)
     return converted
 

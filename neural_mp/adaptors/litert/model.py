@@ -17,12 +17,33 @@ from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes
 from neural_mp.adaptors.litert.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.litert.runtime import Runner
 from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
+from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A conversion by AI Edge Quantizer.
+
+    Attributes:
+        entries: the recipe, as the quantizer's own files hold it.
+        ranges: tensor → its range, the quantizer's calibration result.
+    """
+
+    entries: list[dict[str, Any]]
+    ranges: Mapping[str, Range]
 
 
 @dataclass(frozen=True, eq=False)
 class LiteRtModel(GraphModel[Program]):
-    """A graph that LiteRT runs, with the signature in the order of the data."""
+    """A graph that LiteRT runs, with the signature in the order of the data.
+
+    Attributes:
+        recipe: for a converted model, the recipe and the ranges that AI Edge Quantizer alone needs
+            to convert the float graph; None for others.
+    """
+
+    recipe: Recipe | None = None
 
     @cached_property
     def structure(self) -> Structure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,19 @@ from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.util.validators import boolean, record
 
 MODEL_FILE, DETAILS_FILE = "model.tflite", "neural_mp_litert.json"
+#: The recipe of a result and its ranges, as the API of AI Edge Quantizer takes them.
+RECIPE_FILE, CALIBRATION_FILE = "recipe.json", "calibration.json"
 
 
 def save_model(model: LiteRtModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
     write_details(folder / DETAILS_FILE, collect_graph_details(model))
+    if model.recipe is not None:
+        spans = model.recipe.ranges.items()
+        calibration = {name: {"min": [[low]], "max": [[high]]} for name, (low, high) in spans}
+        (folder / RECIPE_FILE).write_text(json.dumps(model.recipe.entries), encoding="utf-8")
+        (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
 
 
 def restore_model(folder: Path) -> LiteRtModel:
