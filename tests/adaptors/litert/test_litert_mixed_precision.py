@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from keras_nets import ChannelsLast
@@ -106,15 +104,13 @@ def test_a_keras_model_is_converted_for_litert(keras_net, digits):
 
 def test_ai_edge_quantizer_alone_replays_a_saved_recipe(quantized, net, digits, tmp_path):
     from ai_edge_quantizer import quantizer
+    from ai_edge_quantizer.utils import calibration_utils
 
     quantized.save(tmp_path / "result")
     tool = quantizer.Quantizer(net)
     tool.load_quantization_recipe(str(tmp_path / "result" / "recipe.json"))
-    calibration = json.loads((tmp_path / "result" / "calibration.json").read_text())
-    spans = {
-        name: {end: np.array(value, np.float32) for end, value in span.items()}
-        for name, span in calibration.items()
-    }
+    path = tmp_path / "result" / "calibration.json"
+    spans, _ = calibration_utils.load_calibration_results(str(path))
     replayed = bytes(tool.quantize(spans, enable_progress_report=False).quantized_model)
     images = digits[1].images
     np.testing.assert_array_equal(run_litert(replayed, images)[0], quantized(images))
