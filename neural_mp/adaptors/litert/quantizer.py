@@ -116,10 +116,8 @@ def quantize_content(
                 f"the range of tensor {name!r} must be finite, got {low} to {high}; calibrate with "
                 f"finite data"
             )
-        statistics[name] = {
-            "min": np.array([[low]], np.float32),
-            "max": np.array([[high]], np.float32),
-        }
+        # In float64, as the quantizer reads files of them.
+        statistics[name] = {"min": np.array([[low]]), "max": np.array([[high]])}
     tool = quantizer.Quantizer(content)
     tool.load_quantization_recipe(recipe)
     try:
