@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
-from neural_mp.adaptors.litert import layer_params, observe
+from neural_mp.adaptors.litert import layer_params, observe, profiler
 from neural_mp.adaptors.litert.capabilities import find_kernels
 from neural_mp.adaptors.litert.convert import convert_graph
 from neural_mp.adaptors.litert.files import loading, storage
@@ -42,6 +42,8 @@ class LiteRtAdaptor(GraphAdaptor[LiteRtModel]):
     convert_graph = staticmethod(convert_graph)
     save = staticmethod(storage.save_model)
     restore = staticmethod(storage.restore_model)
+    time_ops = staticmethod(profiler.time_ops)
+    trace_kernels = staticmethod(profiler.trace_kernels)
     dump_graph = staticmethod(storage.dump_graph)
 
     def kernels(self, model: LiteRtModel, hardware: Hardware) -> Mapping[str, OpKernels]:

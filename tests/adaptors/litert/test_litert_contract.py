@@ -8,7 +8,7 @@ from keras_nets import ChannelsLast
 from litert_nets import run_litert
 
 from neural_mp.core.precision import Precision
-from neural_mp.testing import AdaptorContract
+from neural_mp.testing import AdaptorContract, uniform
 
 
 class TestLiteRt(ChannelsLast, AdaptorContract):
@@ -26,3 +26,9 @@ class TestLiteRt(ChannelsLast, AdaptorContract):
     @classmethod
     def reference(cls, source, images) -> np.ndarray:
         return run_litert(source, images)[0]
+
+    def test_an_int8_plan_runs_integer_kernels_of_xnnpack(self, space, audit_of):
+        audit = audit_of(uniform(space, Precision.INT8))
+        layers = [op for op in audit.ops if op.planned.approach is not None]
+        assert len(layers) >= 8
+        assert all("QS8" in kernel for op in layers for kernel in op.kernels), layers
