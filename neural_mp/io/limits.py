@@ -66,6 +66,12 @@ MAX_REPEATED_BYTES = 1 << 31
 #: Nodes after function inlining, which may double the count per level.
 MAX_ONNX_NODES = 5_000_000
 
+# LiteRT.
+#: Axes of a tensor: limit of its kernels.
+MAX_LITERT_RANK = 8
+#: Bytes of all tensors of a file, most of which share memory: batches of the largest nets.
+MAX_LITERT_TENSOR_BYTES = 1 << 34
+
 # PyTorch.
 #: A graph node has about 100 values.
 MAX_PROGRAM_VALUES = 50_000_000
