@@ -29,6 +29,6 @@ class TestLiteRt(ChannelsLast, AdaptorContract):
 
     def test_an_int8_plan_runs_integer_kernels_of_xnnpack(self, space, audit_of):
         audit = audit_of(uniform(space, Precision.INT8))
-        layers = [op for op in audit.ops if op.planned.approach is not None]
-        assert len(layers) >= 8
+        layers = [op for op in audit.ops if op.planned.type in ("CONV_2D", "FULLY_CONNECTED")]
+        assert len(layers) >= 7
         assert all("QS8" in kernel for op in layers for kernel in op.kernels), layers
