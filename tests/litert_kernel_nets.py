@@ -18,7 +18,7 @@ from neural_mp.adaptors.litert.quantizer import (
     Step,
     list_supported_types,
     make_recipe,
-    quantize_content,
+    quantize_tree,
 )
 from neural_mp.adaptors.litert.runtime import Runner
 
@@ -124,7 +124,7 @@ def make_int8_file(name: str) -> bytes:
         for index, array in zip(tensors, arrays, strict=True)
     }
     steps = [Step(structure.get_scope(op), Form.STATIC) for op in names]
-    return quantize_content(program.content, make_recipe(steps), ranges)
+    return Program.wrap(quantize_tree(program.tree, make_recipe(steps), ranges)).content
 
 
 def draw_feeds(program: Program, batch: int = 1) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs_aside
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
-from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_content
+from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_tree
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
@@ -54,8 +54,7 @@ def quantize_program(program: Program, recipe: Recipe) -> Program:
         ConversionError: the quantizer refuses the recipe.
     """
     bare, aside = set_outputs_aside(program)
-    content = quantize_content(bare.content, recipe.entries, recipe.ranges)
-    converted = Program.parse(content)
+    converted = Program.wrap(quantize_tree(bare.tree, recipe.entries, recipe.ranges))
     restore_outputs(converted, aside)
     return converted
 

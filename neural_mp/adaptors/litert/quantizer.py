@@ -13,7 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from ai_edge_quantizer import default_policy, qtyping, quantizer
+from ai_edge_quantizer import (
+    default_policy,
+    model_modifier,
+    params_generator,
+    qtyping,
+    recipe_manager,
+)
 from ai_edge_quantizer.algorithm_manager import AlgorithmName
 
 from neural_mp.core.observations import Range
@@ -72,7 +78,7 @@ def make_recipe(steps: Iterable[Step]) -> list[dict[str, Any]]:
     Later entries overrule earlier ones: inputs and outputs of the graph stay float, although the
     scope of an output is the name of the op before.
     """
-    tool = quantizer.recipe_manager.RecipeManager()
+    tool = recipe_manager.RecipeManager()
     scopes: dict[tuple[Form, int], list[str]] = {}
     for step in steps:
         scopes.setdefault((step.form, step.bits), []).append(step.scope)
@@ -95,13 +101,21 @@ def _escape_scope(scope: str) -> str:
     return re.escape(short) + ("$" if short == scope else "")
 
 
-def quantize_content(
-    content: bytes, recipe: list[dict[str, Any]], ranges: Mapping[str, Range]
-) -> bytes:
-    """Return a flatbuffer with the ops of a recipe in integers.
+class _TreeModifier(model_modifier.ModelModifier):  # type: ignore[misc]  # untyped
+    """The last step of the quantizer, which returns the parsed graph instead of its bytes."""
+
+    def _serialize_small_model(self, quantized_model: Any) -> Any:
+        return quantized_model
+
+    def _serialize_model(self, quantized_model: Any, *_: Any, **__: Any) -> Any:
+        return quantized_model
+
+
+def quantize_tree(tree: Any, recipe: list[dict[str, Any]], ranges: Mapping[str, Range]) -> Any:
+    """Return a parsed flatbuffer (`ModelT`) with the ops of a recipe in integers.
 
     Args:
-        content: the float graph.
+        tree: the float graph, which stays as it is.
         recipe: the recipe of `make_recipe`.
         ranges: float tensor → its range; of every tensor that a static op reads or writes.
 
@@ -118,14 +132,17 @@ def quantize_content(
             )
         # In float64, as the quantizer reads files of them.
         statistics[name] = {"min": np.array([[low]]), "max": np.array([[high]])}
-    tool = quantizer.Quantizer(content)
-    tool.load_quantization_recipe(recipe)
+    manager = recipe_manager.RecipeManager()
+    manager.load_quantization_recipe(recipe)
+    # The steps of `Quantizer.quantize`, which parses and packs the graph in addition.
     try:
-        result = tool.quantize(statistics, enable_progress_bar=False, enable_progress_report=False)
+        params = params_generator.ParamsGenerator(tree).generate_quantization_parameters(
+            manager, statistics, enable_progress_bar=False
+        )
+        return _TreeModifier(tree).modify_model(params, enable_progress_bar=False)
     except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
         # Types of its errors vary.
         raise ConversionError(f"AI Edge Quantizer refuses the plan: {one_line(error)}") from error
-    return bytes(result.quantized_model)
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure
 from neural_mp.adaptors.litert.ops import Role, has_role
 from neural_mp.adaptors.litert.profiler import time_ops, trace_kernels
-from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_content
+from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_tree
 from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.precision import Precision
 
@@ -113,7 +113,7 @@ def test_integer_weights_alone_are_read_and_dynamic_ones_multiplied(form, precis
     types = ("CONV_2D", "DEPTHWISE_CONV_2D") if bits == 8 else ()
     chosen = [op for op in structure.ops if structure.get_type(op) in (*types, "FULLY_CONNECTED")]
     steps = [Step(structure.get_scope(op), form, bits) for op in chosen]
-    model, batch = load(quantize_content(program.content, make_recipe(steps), {}))
+    model, batch = load(Program.wrap(quantize_tree(program.tree, make_recipe(steps), {})).content)
     traces = trace_kernels(model, batch)
     assert {traces[op].precision for op in chosen} == {precision}
     assert all(traces[op].reads_int8 for op in chosen)

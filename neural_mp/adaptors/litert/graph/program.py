@@ -49,7 +49,14 @@ class Program:
     @classmethod
     def parse(cls, content: bytes) -> Program:
         """Return the graph of a flatbuffer, which is not checked here."""
-        tree = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+        return cls.wrap(flatbuffer_utils.read_model_from_bytearray(bytearray(content)))
+
+    @classmethod
+    def wrap(cls, tree: Any) -> Program:
+        """Return the graph of a parsed flatbuffer, which is completed in place."""
+        for tensor in (tensor for graph in tree.subgraphs for tensor in graph.tensors):
+            if isinstance(tensor.name, str):  # as AI Edge Quantizer names added tensors
+                tensor.name = tensor.name.encode()
         for code in tree.operatorCodes:
             # Older files have the deprecated number only, which AI Edge Quantizer does not read and
             # does not write; OpenVINO reads both.
