@@ -61,12 +61,12 @@ def _enlarged(pictures: np.ndarray, side: int) -> np.ndarray:
     return F.interpolate(tensor, (side, side), mode="bilinear").numpy()
 
 
-def pictures(count: int, seed: int) -> Arrays:
-    """Return noisy pictures [count, 1, 16, 16] and their classes."""
+def pictures(count: int, seed: int, side: int = SIDE, noise: float = _NOISE) -> Arrays:
+    """Return noisy pictures [count, 1, side, side] and their classes."""
     draw = np.random.default_rng(seed)
     images, classes = _digits(count, draw)
-    clean = _enlarged(images, SIDE)
-    return (clean + _NOISE * draw.standard_normal(clean.shape)).astype(np.float32), classes
+    clean = _enlarged(images, side)
+    return (clean + noise * draw.standard_normal(clean.shape)).astype(np.float32), classes
 
 
 def strokes(count: int, seed: int) -> Arrays:
@@ -90,13 +90,13 @@ def texts(count: int, seed: int) -> Arrays:
     return {"ids": ids, "mask": (ids > 0).astype(np.float32)}, classes
 
 
-def scenes(count: int, seed: int) -> Arrays:
-    """Return scenes [count, 1, 32, 32], and boxes with classes [count, 3, 5].
+def scenes(count: int, seed: int, size: int = SCENE_SIDE) -> Arrays:
+    """Return scenes [count, 1, size, size], and boxes with classes [count, 3, 5].
 
     Rows are left, top, right, bottom and class; those without a digit are -1.
     """
-    draw, half = np.random.default_rng(seed), SCENE_SIDE // 2
-    shown = np.zeros((count, 1, SCENE_SIDE, SCENE_SIDE), np.float32)
+    draw, half = np.random.default_rng(seed), size // 2
+    shown = np.zeros((count, 1, size, size), np.float32)
     objects = np.full((count, 3, 5), -1, np.float32)
     for scene, boxes in zip(shown, objects, strict=True):
         number = int(draw.integers(1, 4))
