@@ -101,7 +101,7 @@ def _escape_scope(scope: str) -> str:
     return re.escape(short) + ("$" if short == scope else "")
 
 
-class _TreeModifier(model_modifier.ModelModifier):  # type: ignore[misc]  # untyped
+class _TreeModifier(model_modifier.ModelModifier):
     """The last step of the quantizer, which returns the parsed graph instead of its bytes."""
 
     def _serialize_small_model(self, quantized_model: Any) -> Any:
