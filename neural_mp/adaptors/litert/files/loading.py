@@ -154,7 +154,7 @@ def _convert_keras(model: Any) -> bytes:
 
 
 def _fix_batch(model: Any) -> Any:
-    """Return a Keras model for one sample; None unless all sizes but that of the batch are fixed."""
+    """Return a Keras model for one sample; None unless all other sizes are fixed."""
     import keras
 
     inputs = model.inputs if isinstance(model, keras.models.Model) and model.built else None
