@@ -87,7 +87,7 @@ def save_file(model: LiteRtModel, path: Path, metadata: Mapping[str, str]) -> No
     if metadata:
         program = program.copy()
         for key, value in metadata.items():
-            _add_metadata(program.tree, f"neural_mp.{key}", value)
+            _add_metadata(program.tree, key, value)
     scratch = path.with_name(f"{path.name}.part")
     scratch.write_bytes(program.content)
     scratch.replace(path)
