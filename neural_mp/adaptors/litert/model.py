@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
@@ -167,6 +168,7 @@ def build_graph(model: LiteRtModel) -> OpGraph:
         constants = [index for index in structure.list_constants(name) if index not in counted]
         counted.update(constants)
         sizes = {index: _count_elements(program, index) for index in constants}
+        labels = map(program.tensor_name, (*structure.list_constants(name), *op.outputs))
         quantized, moves = structure.is_float_op(name), is_moving(structure, name)
         # Sizes, which move no values, are computed in graphs with a free batch size.
         read = floats if moves else [program.tensor_name(index) for index in computed]
@@ -186,7 +188,7 @@ def build_graph(model: LiteRtModel) -> OpGraph:
                     for index, size in sizes.items()
                     if size >= MIN_CONSTANT_ELEMENTS
                 ),
-                layers=tuple(_parse_layers(name, kind)),
+                layers=tuple(dict.fromkeys(_parse_layers(labels, kind))),
                 source_precision=_find_source_precision(program, op),
                 shape=get_known_sizes(program.main.tensors[op.outputs[0]]),
             )
@@ -226,17 +228,20 @@ def _find_source_precision(program: Program, op: Any) -> Precision:
     return Precision.INT8 if quantized else Precision.FP32
 
 
-#: Number that Keras appends to the name of a layer for each of its calls.
+#: Number that Keras 3 appends to the name of a model and of a layer for each of their calls, but
+#: not to scopes of ops within a layer.
 _CALL = re.compile(r"_\d+$")
 
 
-def _parse_layers(name: str, kind: str) -> Iterator[Layer]:
-    """Yield the Keras layers in the name of a result.
+def _parse_layers(names: Iterable[str], kind: str) -> Iterator[Layer]:
+    """Yield the Keras layers in the names of a result and of the constants of its op.
 
     Such a name is `functional_1/conv_1/Relu;functional_1/conv_1/convolution`: the paths of all
     folded ops. The op type stands for the type of the innermost layer.
     """
-    path = name.partition(";")[0].split("/")[1:-1]
-    names = [_CALL.sub("", part) for part in path]
-    for depth, layer in enumerate(names):
-        yield Layer(layer, kind if depth == len(names) - 1 else "Layer")
+    for path in (path.split("/") for name in names for path in name.split(";")):
+        layers = path[1:-1]
+        if _CALL.search(path[0]):
+            layers = [_CALL.sub("", part) for part in takewhile(_CALL.search, layers)]
+        for depth, layer in enumerate(layers):
+            yield Layer(layer, kind if depth == len(layers) - 1 else "Layer")

@@ -5,8 +5,10 @@ Its API is alpha, hence the pin to one minor version.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -136,13 +138,28 @@ def quantize_tree(tree: Any, recipe: list[dict[str, Any]], ranges: Mapping[str, 
     manager.load_quantization_recipe(recipe)
     # The steps of `Quantizer.quantize`, which parses and packs the graph in addition.
     try:
-        params = params_generator.ParamsGenerator(tree).generate_quantization_parameters(
-            manager, statistics, enable_progress_bar=False
-        )
-        return _TreeModifier(tree).modify_model(params, enable_progress_bar=False)
+        with _without_root_handler():
+            params = params_generator.ParamsGenerator(tree).generate_quantization_parameters(
+                manager, statistics, enable_progress_bar=False
+            )
+            return _TreeModifier(tree).modify_model(params, enable_progress_bar=False)
     except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
         # Types of its errors vary.
         raise ConversionError(f"AI Edge Quantizer refuses the plan: {one_line(error)}") from error
+
+
+@contextmanager
+def _without_root_handler() -> Iterator[None]:
+    """Keep `logging.info`, which the quantizer calls, from adding a handler to the root logger.
+
+    Every warning of this package would be written twice.
+    """
+    handler = logging.NullHandler()
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
 
 
 @lru_cache(maxsize=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -70,11 +71,14 @@ class Runner:
 
 def make_interpreter(content: bytes, threads: int, keeps_tensors: bool = False) -> Any:
     """Return an interpreter without allocated tensors."""
-    return Interpreter(
-        model_content=content,
-        num_threads=threads,
-        experimental_preserve_all_tensors=keeps_tensors,
-    )
+    with warnings.catch_warnings():
+        # Keeping all tensors takes memory, and is meant.
+        warnings.simplefilter("ignore", UserWarning)
+        return Interpreter(
+            model_content=content,
+            num_threads=threads,
+            experimental_preserve_all_tensors=keeps_tensors,
+        )
 
 
 def bind_runner(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,8 @@ def load_model(source: object, spec: InputSpec) -> LiteRtModel:
     freed = free_batch(program)
     program = freed or program
     signature, notes = read_signature(program, freed is not None)
-    signature = signature.select_ports(spec.names, spec.outputs)
+    names = spec.names or _list_keras_inputs(source, signature)
+    signature = signature.select_ports(names, spec.outputs)
     example, warnings = spec.make_feeds(signature)
     model = LiteRtModel(program, signature, example, program, warnings=(*notes, *warnings))
     try:
@@ -48,6 +51,12 @@ def load_model(source: object, spec: InputSpec) -> LiteRtModel:
     except ConversionError as error:
         raise ModelLoadError(str(error)) from error
     return model
+
+
+def _list_keras_inputs(source: object, signature: Signature) -> tuple[str, ...]:
+    """Return the inputs in the order of a Keras model, which its file does not keep."""
+    names = tuple(tensor.name for tensor in getattr(source, "inputs", None) or ())
+    return names if set(names) == {port.name for port in signature.inputs} else ()
 
 
 def _read_content(source: object) -> tuple[bytes, str]:
@@ -75,6 +84,7 @@ def convert_tensorflow(source: object) -> bytes:
     """
     try:
         import tensorflow as tf
+        from tensorflow.lite.python.convert_phase import ConverterError
     except ImportError as error:
         raise ModelLoadError(
             "LiteRT reads .tflite files and their bytes; other models are converted by the package "
@@ -89,11 +99,11 @@ def convert_tensorflow(source: object) -> bytes:
         else:
             raise ModelLoadError(
                 f"the model must be a {SUFFIX} file, its bytes, a Keras model or the folder of a "
-                f"SavedModel, got {source!r}"
+                f"SavedModel, got {source!r}; for other models of TensorFlow, set "
+                f"runtime='litert' in place of framework"
             )
-        return bytes(converter.convert())
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        # The converter raises types of its own, all of them derived from these.
+        return _convert_silently(converter)
+    except (ConverterError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"TensorFlow cannot convert the model for LiteRT: {one_line(error)}"
         ) from error
@@ -141,7 +151,7 @@ def _convert_keras(model: Any) -> bytes:
     import tensorflow as tf
 
     def convert(keras_model: Any) -> bytes:
-        return bytes(tf.lite.TFLiteConverter.from_keras_model(keras_model).convert())
+        return _convert_silently(tf.lite.TFLiteConverter.from_keras_model(keras_model))
 
     single = _fix_batch(model)
     if single is not None:
@@ -153,8 +163,14 @@ def _convert_keras(model: Any) -> bytes:
     return convert(model)
 
 
+def _convert_silently(converter: Any) -> bytes:
+    """Return the flatbuffer of a converter, without the tensors that Keras prints on exporting."""
+    with redirect_stdout(io.StringIO()):
+        return bytes(converter.convert())
+
+
 def _fix_batch(model: Any) -> Any:
-    """Return a Keras model for one sample; None unless all other sizes are fixed."""
+    """Return a Keras model for one sample; None unless only the size of the batch is free."""
     import keras
 
     inputs = model.inputs if isinstance(model, keras.models.Model) and model.built else None
