@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 _BRIEFER = {
     "pytorch_digits/digits.py": ("epochs: int = 8", "epochs: int = 3"),
     "tensorflow_digits/digits.py": ("epochs=8", "epochs=3"),
+    "litert_digits/digits.py": ("epochs=8", "epochs=3"),
     "onnx_digits/digits.py": ("range(6)", "range(3)"),
     "huggingface_text/docstrings.py": ("epochs: int = 6", "epochs: int = 4"),
     "tune_lists/net.py": ("epochs=8", "epochs=1"),

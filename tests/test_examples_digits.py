@@ -19,7 +19,10 @@ def copies(tmp_path_factory):
     return copied_to(tmp_path_factory.mktemp("examples"))
 
 
-@pytest.fixture(scope="module", params=["pytorch_digits", "tensorflow_digits", "onnx_digits"])
+_FOLDERS = ["pytorch_digits", "tensorflow_digits", "onnx_digits", "litert_digits"]
+
+
+@pytest.fixture(scope="module", params=_FOLDERS)
 def digits_example(request, copies):
     """A copy of the example, run from Python once."""
     folder = copies / request.param
