@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -26,3 +26,20 @@ def run_litert(content: bytes, *inputs: np.ndarray) -> list[np.ndarray]:
         interpreter.set_tensor(port["index"], value)
     interpreter.invoke()
     return [interpreter.get_tensor(port["index"]) for port in interpreter.get_output_details()]
+
+
+def fix_batch(net: keras.Model, samples: int) -> keras.Model:
+    """Return a net for one batch size: the converter reads loops of no other nets."""
+    inputs = keras.tree.map_structure(
+        lambda port: keras.Input(
+            batch_shape=(samples, *port.shape[1:]), dtype=port.dtype, name=port.name
+        ),
+        net.input,
+    )
+    return keras.Model(inputs, net(inputs))
+
+
+def run_signature(content: bytes, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return output → array of a plain interpreter, by the names of the signature."""
+    runner = Interpreter(model_content=content, num_threads=1).get_signature_runner()
+    return dict(runner(**feeds))

@@ -18,6 +18,7 @@ from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs_aside
 from neural_mp.adaptors.litert.graph.program import Program
+from neural_mp.adaptors.litert.graph.unread import quantize_unread_results
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
 from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_tree
 from neural_mp.core.enums import KernelInputs
@@ -56,6 +57,7 @@ def quantize_program(program: Program, recipe: Recipe) -> Program:
     bare, aside = set_outputs_aside(program)
     converted = Program.wrap(quantize_tree(bare.tree, recipe.entries, recipe.ranges))
     restore_outputs(converted, aside)
+    quantize_unread_results(converted)
     return converted
 
 

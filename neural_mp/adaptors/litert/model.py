@@ -89,7 +89,7 @@ def _unpickle_model(content: bytes, is_converted: bool, rest: dict[str, Any]) ->
 class Structure:
     """The ops of the main subgraph by name, and the tensors that they read and write.
 
-    An op has the name of its first result; its further results follow as parts.
+    An op has the name of its first result; its further results follow as parts, if they are read.
     """
 
     def __init__(self, program: Program) -> None:
@@ -100,10 +100,12 @@ class Structure:
         self.ops: dict[str, Any] = {}
         #: Further result → the op that writes the result.
         self.parts: dict[str, str] = {}
+        self.read = program.list_read_tensors()
         for op in program.iterate_ops():
-            first, *further = map(program.tensor_name, op.outputs)
-            self.ops[first] = op
-            self.parts.update(dict.fromkeys(further, first))
+            first, *further = map(int, op.outputs)
+            name = program.tensor_name(first)
+            self.ops[name] = op
+            self.parts.update({program.tensor_name(i): name for i in further if i in self.read})
 
     def get_type(self, name: str) -> str:
         """Return the type of an op."""
@@ -132,6 +134,14 @@ class Structure:
     def is_float_op(self, name: str) -> bool:
         """Whether the first result of an op is float."""
         return self.program.is_float(int(self.ops[name].outputs[0]))
+
+    def keeps_floats(self, name: str) -> bool:
+        """Whether a run can return the values of a tensor, and these are float.
+
+        LiteRT allocates no memory for a result that nobody reads.
+        """
+        index = self.tensors[name]
+        return index in self.read and self.program.is_float(index)
 
     def has_weight(self, name: str) -> bool:
         """Whether an op is a layer, or a table, with a constant float weight."""

@@ -41,8 +41,7 @@ def observe_values(
     model: LiteRtModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, Array]]:
     """Run batches and yield the values of the named floating-point tensors for every part."""
-    program = model.program
-    named = [name for name in sorted(tensors) if program.is_float(model.tensors[name])]
+    named = [name for name in sorted(tensors) if model.structure.keeps_floats(name)]
     inputs = [name for name in named if name in model.signature.input_tensors]
     fetched = [name for name in named if name not in inputs]
     runner = model.make_runner(fetched, keeps_tensors=True)
@@ -60,14 +59,11 @@ def observe_values(
 def first_non_finite(model: LiteRtModel, inputs: object) -> str | None:
     """Return the first op whose result holds NaN or Inf."""
     feeds = model.order_feeds(model.signature.bind_inputs(inputs))
-    floating = [
-        name
-        for name in (*model.structure.ops, *model.structure.parts)
-        if model.program.is_float(model.tensors[name])
-    ]
-    ordered = sorted(floating, key=list(model.structure.ops).index)
+    structure = model.structure
+    order = {name: position for position, name in enumerate(structure.ops)}
+    floating = filter(structure.keeps_floats, (*structure.ops, *structure.parts))
     first = first_with_non_finite(
-        ordered,
+        sorted(floating, key=lambda name: order[structure.parts.get(name, name)]),
         lambda ops: [[array] for array in model.make_runner(ops, keeps_tensors=True)(feeds)],
     )
     return None if first is None else model.ops.get(first, first)
@@ -90,7 +86,7 @@ def make_op_outputs(
     for op in names:
         kind = structure.get_type(op) if op in structure.ops else ""
         location = model.results.get(op) or OutputLocation(op, kind)
-        if location.tensor in model.tensors:
+        if model.tensors.get(location.tensor) in structure.read:
             outputs[op] = location
     fetched = list(dict.fromkeys(location.tensor for location in outputs.values()))
     runner = model.make_runner(fetched, keeps_tensors=True)

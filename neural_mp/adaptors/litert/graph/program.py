@@ -111,6 +111,11 @@ class Program:
         data = self.tree.buffers[tensor.buffer].data
         return np.frombuffer(bytes(data), kind).reshape(get_sizes(tensor))
 
+    def list_read_tensors(self) -> frozenset[int]:
+        """Return the positions of the tensors of the main subgraph that ops or callers read."""
+        read = {int(index) for op in self.iterate_ops() for index in op.inputs}
+        return frozenset(read.union(map(int, self.main.outputs)))
+
     def iterate_ops(self) -> Iterator[Any]:
         """Yield the ops (`OperatorT`) of the main subgraph in order of execution."""
         yield from self.main.operators
