@@ -52,6 +52,7 @@ def list_file_ops(content: bytes) -> dict[str, FileOp]:
             dtypes[int(op["outputs"][0])],
         )
         for op in ops
+        if len(op["outputs"])
     }
 
 

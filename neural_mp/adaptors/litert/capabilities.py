@@ -134,4 +134,4 @@ def find_slower_in_int8(structure: Structure) -> dict[str, str]:
 def _list_undelegated(program: Program) -> frozenset[str]:
     ops = list(program.iterate_ops())
     indices = find_undelegated(program.content)
-    return frozenset(program.tensor_name(int(ops[index].outputs[0])) for index in indices)
+    return frozenset(program.op_name(ops[index]) for index in indices)

@@ -102,8 +102,9 @@ class Structure:
         self.parts: dict[str, str] = {}
         self.read = program.list_read_tensors()
         for op in program.iterate_ops():
-            first, *further = map(int, op.outputs)
-            name = program.tensor_name(first)
+            if not len(op.outputs):  # an op that changes a variable
+                continue
+            name, further = program.op_name(op), map(int, op.outputs[1:])
             self.ops[name] = op
             self.parts.update({program.tensor_name(i): name for i in further if i in self.read})
 

@@ -82,7 +82,7 @@ def trace_kernels(model: LiteRtModel, inputs: object) -> dict[str, OpTrace]:
 def _iterate_named_ops(model: LiteRtModel) -> Iterator[tuple[str, Any]]:
     """Yield the ops of the graph, each after its name in the unconverted graph."""
     for op in model.program.iterate_ops():
-        name = model.program.tensor_name(int(op.outputs[0]))
+        name = model.program.op_name(op)
         yield model.ops.get(name, name), op
 
 

@@ -89,14 +89,22 @@ class Program:
             return bytes(code.customCode or b"").decode(errors="replace")
         return OP_NAMES.get(number, str(number))
 
+    def op_name(self, op: Any) -> str:
+        """Return the name of the first result of an op; empty for ops without results."""
+        return self.tensor_name(int(op.outputs[0])) if len(op.outputs) else ""
+
     def tensor_name(self, index: int) -> str:
         """Return the name of a tensor of the main subgraph."""
         return bytes(self.main.tensors[index].name or b"").decode(errors="replace")
 
     def is_constant(self, index: int) -> bool:
         """Whether a tensor of the main subgraph is a constant."""
-        data = self.tree.buffers[self.main.tensors[index].buffer].data
-        return data is not None and len(data) > 0
+        tensor = self.main.tensors[index]
+        data = self.tree.buffers[tensor.buffer].data
+        if data is not None and len(data) > 0:
+            return True
+        # Constants without elements, like other tensors, have no data.
+        return 0 in get_sizes(tensor) and not any(index in op.outputs for op in self.iterate_ops())
 
     def is_float(self, index: int) -> bool:
         """Whether a tensor of the main subgraph holds float32."""
@@ -109,7 +117,7 @@ class Program:
         if kind is None or not self.is_constant(index):
             return None
         data = self.tree.buffers[tensor.buffer].data
-        return np.frombuffer(bytes(data), kind).reshape(get_sizes(tensor))
+        return np.frombuffer(b"" if data is None else bytes(data), kind).reshape(get_sizes(tensor))
 
     def list_read_tensors(self) -> frozenset[int]:
         """Return the positions of the tensors of the main subgraph that ops or callers read."""
