@@ -190,8 +190,8 @@ _DENSE = [
     made("ReversibleEmbedding", _reversed_embedding),
     made("Lambda", around, lambda: layers.Lambda(lambda x: x * 2 + 1), IMAGE),
     case("Masking", around, SEQUENCE),
-    made("Wrapper", around, lambda: _Wrapped(layers.Dense(8)), (8,)),
-    made("Layer", around, _Own, (8,)),
+    made("Wrapper", around, lambda: _Wrapped(layers.Dense(8), name="doubled"), (8,)),
+    made("Layer", around, lambda: _Own(name="own"), (8,)),
     made("TFSMLayer", _of_saved_model),
     made(
         "Pipeline",

@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 import pytest
 from keras import layers
-from zoo import keras_layer_cases, keras_preprocessing_cases, keras_recurrent_cases
 from zoo.harness import Case, Row, check_complete, check_page, convert
+from zoo.keras_cases import CASES
 
 from neural_mp import MixedPrecision
 from neural_mp.errors import ModelLoadError
@@ -20,11 +20,6 @@ WITHOUT = {
     "JaxLayer": "runs on the JAX backend of Keras only",
     "TorchModuleWrapper": "runs on the PyTorch backend of Keras only",
 }
-CASES = [
-    *keras_layer_cases.CASES,
-    *keras_recurrent_cases.CASES,
-    *keras_preprocessing_cases.CASES,
-]
 
 
 @pytest.mark.slow
