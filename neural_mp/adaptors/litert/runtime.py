@@ -53,7 +53,9 @@ class Runner:
 
     def _run_arrays(self, arrays: Sequence[Array]) -> list[Array]:
         # Threads of an interpreter do not outlive a fork.
-        if self._interpreter is None or self._process != os.getpid():
+        # LiteRT 2.3 keeps wrong results of a second run if a graph has results of free sizes.
+        is_spent = self.keeps_tensors and bool(self._shapes)
+        if self._interpreter is None or self._process != os.getpid() or is_spent:
             self._interpreter = make_interpreter(self.content, self._threads, self.keeps_tensors)
             self._process, self._shapes = os.getpid(), ()
         interpreter = self._interpreter
