@@ -130,7 +130,13 @@ def read_signature(program: Program, frees_batch: bool) -> tuple[Signature, list
         (program.main.outputs, definition.outputs if definition else []),
     ):
         names = {int(entry.tensorIndex): bytes(entry.name).decode() for entry in named or []}
-        ordered = sorted(map(int, indices), key=lambda index: _order_name(names.get(index)))
+        positions = {index: position for position, index in enumerate(names)}
+        if indices is program.main.inputs:  # in the order of positional arguments
+            positions = {}
+        ordered = sorted(
+            map(int, indices),
+            key=lambda index: _order_name(names.get(index), positions.get(index, 0)),
+        )
         ports.append(
             tuple(
                 _make_tensor_spec(program, index, names.get(index), frees_batch)
@@ -185,10 +191,10 @@ def _fix_batch(model: Any) -> Any:
     return keras.Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
 
 
-def _order_name(name: str | None) -> int:
-    """Return the number in a name of Keras for one of several outputs, else 0."""
+def _order_name(name: str | None, position: int) -> int:
+    """Return the number in a name of Keras for one of several outputs, else the position."""
     number = (name or "").removeprefix(_OUTPUT)
-    return int(number) if number.isdecimal() and name != number else 0
+    return int(number) if number.isdecimal() and name != number else position
 
 
 def _make_tensor_spec(
