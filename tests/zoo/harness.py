@@ -109,9 +109,7 @@ _RELOADED: set[tuple[str, str, Precision]] = set()
 Ran = Counter[tuple[str, Precision]]
 
 
-def convert(
-    case: Case, folder: Path, audit: Callable[[OptimizedModel], Ran] | None = None
-) -> Row:
+def convert(case: Case, folder: Path, audit: Callable[[OptimizedModel], Ran] | None = None) -> Row:
     """Run one case through tune → compare → audit → save → reload; return its row.
 
     A case is read back if it has an op of a type and precision that none before had.

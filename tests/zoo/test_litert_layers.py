@@ -20,8 +20,10 @@ from litert_nets import as_litert, fix_batch, run_signature
 from zoo.harness import Built, Case, Ran, Row, check_page, convert
 from zoo.keras_cases import CASES
 
+from neural_mp.adaptors.litert.adaptor import LiteRtAdaptor
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision
+from neural_mp.errors import ModelLoadError
 
 _MAX_REASON_CHARACTERS = 120
 
@@ -48,6 +50,11 @@ def test_a_layer_is_converted_as_planned_saved_and_loaded(
         check_file(result, content, flattened)
         return count_precisions(result)
 
+    if "HASHTABLE" in {op.kind for op in list_file_ops(content).values()}:
+        with pytest.raises(ModelLoadError, match="'HASHTABLE' is not supported"):
+            LiteRtAdaptor().load(content)
+        record_row("litert", Row(case.name, {}, float("nan"), "HASHTABLE is refused"))
+        return
     row = convert(replace(case, build=lambda: taken_in), tmp_path, audit)
     record_row("litert", replace(row, note=note))
 
