@@ -61,9 +61,10 @@ def first_non_finite(model: LiteRtModel, inputs: object) -> str | None:
     feeds = model.order_feeds(model.signature.bind_inputs(inputs))
     structure = model.structure
     order = {name: position for position, name in enumerate(structure.ops)}
-    floating = filter(structure.keeps_floats, (*structure.ops, *structure.parts))
+    order.update({part: order[name] for part, name in structure.parts.items()})
+    floating = [name for name in order if structure.keeps_floats(name)]
     first = first_with_non_finite(
-        sorted(floating, key=lambda name: order[structure.parts.get(name, name)]),
+        sorted(floating, key=order.__getitem__),
         lambda ops: [[array] for array in model.make_runner(ops, keeps_tensors=True)(feeds)],
     )
     return None if first is None else model.ops.get(first, first)
