@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -101,3 +103,24 @@ def hostile(net: keras.Model, factor: float = 1024.0) -> keras.Model:
     first.set_weights([weight, bias])
     second.set_weights([following, rest])
     return changed
+
+
+def train_once(
+    split: Split,
+    write_once: Callable[[str, Callable[[Path], None]], Path],
+    make: Callable[[], keras.Model],
+    epochs: int,
+) -> keras.Model:
+    """Return the net of a function after some epochs, which one process trains for all."""
+    keras.utils.set_random_seed(0)
+    net = make()
+    compile_classifier(net)
+
+    def train_and_save(file: Path) -> None:
+        train(net, split, epochs)
+        with file.open("wb") as stream:
+            np.savez(stream, *net.get_weights())
+
+    with np.load(write_once(f"keras-{make.__name__}.npz", train_and_save)) as weights:
+        net.set_weights(list(weights.values()))
+    return net

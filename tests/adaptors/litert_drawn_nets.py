@@ -203,8 +203,17 @@ def feed_forward(draw: Draw, x: Tensor) -> Tensor:
 _BOTH: Mapping[str, Block] = {
     function.__name__: function
     for function in (
-        *(residual, concatenation, split, shared_layer, gate, squeeze, branch_output),
-        *(arithmetic, depthwise, dilated, shaping),
+        residual,
+        concatenation,
+        split,
+        shared_layer,
+        gate,
+        squeeze,
+        branch_output,
+        arithmetic,
+        depthwise,
+        dilated,
+        shaping,
     )
 }
 _ON_IMAGES: Mapping[str, Block] = {f.__name__: f for f in (resize, transposed)}

@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("tensorflow")
 
-import keras
-from keras_nets import channels_last, deep_net, hostile, small_net, train
+from keras_nets import channels_last, deep_net, hostile, small_net, train_once
 from litert_nets import as_litert
 
 
@@ -16,22 +15,15 @@ def digits():
     return channels_last()
 
 
-def _trained(make, split, epochs: int) -> keras.Model:
-    keras.utils.set_random_seed(0)
-    net = make()
-    train(net, split, epochs)
-    return net
-
-
 @pytest.fixture(scope="session")
-def keras_net(digits):
+def keras_net(digits, write_once):
     """A small trained residual net of Keras."""
-    return _trained(small_net, digits[0], epochs=8)
+    return train_once(digits[0], write_once, small_net, 8)
 
 
 @pytest.fixture(scope="session")
-def _deep_keras(digits):
-    return _trained(deep_net, digits[0], epochs=10)
+def _deep_keras(digits, write_once):
+    return train_once(digits[0], write_once, deep_net, 10)
 
 
 @pytest.fixture(scope="session")

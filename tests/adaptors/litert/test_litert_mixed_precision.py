@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from keras_nets import ChannelsLast
-from litert_nets import run_litert
+from litert_nets import as_litert, run_litert
 
 import neural_mp
 from neural_mp import MixedPrecision
@@ -114,3 +116,23 @@ def test_ai_edge_quantizer_alone_replays_a_saved_recipe(quantized, net, digits, 
     replayed = bytes(tool.quantize(spans, enable_progress_report=False).quantized_model)
     images = digits[1].images
     np.testing.assert_array_equal(run_litert(replayed, images)[0], quantized(images))
+
+
+def test_a_result_under_two_names_is_in_float_under_both(digits, tmp_path):
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1), name="image")
+    scores = keras.layers.Dense(10)(keras.layers.Flatten()(image))
+    source = as_litert(keras.Model(image, [scores, scores]))
+    result = MixedPrecision(
+        model=source,
+        precisions="int8",
+        objective="modelsize",
+        calib_dataloader=digits[0].loader(),
+    )()
+    path, images = tmp_path / "twice.tflite", digits[1].images[:4]
+    result.save(path)
+    runner = Interpreter(str(path)).get_signature_runner("serving_default")
+    outputs = list(runner(image=images[:1]).values())
+    assert len(outputs) == 2
+    for output in outputs:
+        np.testing.assert_array_equal(output, result(images[:1])[0])

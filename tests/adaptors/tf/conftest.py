@@ -2,12 +2,11 @@
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import keras
-import numpy as np
 import pytest
-from keras_nets import channels_last, compile_classifier, deep_net, hostile, small_net, train
+from keras_nets import channels_last, deep_net, hostile, small_net, train_once
 from tensorflow.python.training.experimental import mixed_precision_global_state
 
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
@@ -31,22 +30,7 @@ def digits():
 @pytest.fixture(scope="session")
 def trained(digits, write_once) -> Callable[[Callable[[], keras.Model], int], keras.Model]:
     """Function: the net of a function after some epochs, the same on every run."""
-
-    def train_once(make: Callable[[], keras.Model], epochs: int) -> keras.Model:
-        keras.utils.set_random_seed(0)
-        net = make()
-        compile_classifier(net)
-
-        def train_and_save(file: Path) -> None:
-            train(net, digits[0], epochs)
-            with file.open("wb") as stream:
-                np.savez(stream, *net.get_weights())
-
-        with np.load(write_once(f"keras-{make.__name__}.npz", train_and_save)) as weights:
-            net.set_weights(list(weights.values()))
-        return net
-
-    return train_once
+    return partial(train_once, digits[0], write_once)
 
 
 @pytest.fixture(scope="session")
