@@ -115,7 +115,7 @@ MISTAKES = [
     _data("test.npz", "ConfigurationError", "no module 'mine'", options="--metric mine:Metric"),
     # models
     _of("tune folder --data test.npz", "ConfigurationError", "'folder'", "neither a tuning file"),
-    _of("tune net.tflite --data test.npz", "ConfigurationError", "'net.tflite'", "onnxrt"),
+    _of("tune net.mlmodel --data test.npz", "ConfigurationError", "'net.mlmodel'", "onnxrt"),
     _of("tune weights.pth --data test.npz --metric acc", "ModelLoadError", "pickle", "model.pt2"),
     _of("tune w.safetensors --data test.npz --metric acc", "ModelLoadError", "nn.Module"),
     _of("tune no_code:net --data test.npz --metric acc", "ConfigurationError", "no module 'no_code'"),
@@ -175,7 +175,7 @@ def workplace(tmp_path_factory):
         "ragged.csv": "a,b,c\n1,2,3\n1,2\n",
         "semicolon.csv": "a;b;c\n1;2;3\n",
         "bare.yaml": "ops: {first: int8}\n",
-        "net.tflite": "TFL3",
+        "net.mlmodel": "other",
         "weights.pth": "PK",
         "w.safetensors": "weights",
     }

@@ -51,7 +51,7 @@ def set_outputs_aside(program: Program) -> tuple[Program, OutputsAside]:
 def restore_outputs(program: Program, aside: OutputsAside) -> None:
     """Give a graph all its outputs, in float, in place.
 
-    Signatures are written anew: the quantizer leaves the second name of one output as it was.
+    Signatures are written again: the quantizer leaves the second name of one output as it was.
     """
     tensors = {program.tensor_name(i): i for i in range(len(program.main.tensors))}
     remaining = iter(list(program.main.outputs))
