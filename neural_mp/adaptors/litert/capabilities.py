@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from neural_mp.adaptors.common.capabilities import (
@@ -101,7 +101,7 @@ def _find_table_kernel(structure: Structure, name: str) -> IntegerKernel | str:
 
 
 def find_slower_in_int8(structure: Structure) -> dict[str, str]:
-    """Return op → the reason why its INT8 form is slower than float.
+    """Return op → the reason why its INT8 form is slower than float, or refused.
 
     The graph with all ops in INT8 that the quantizer has is offered to the runtime: an op that
     XNNPACK runs in float, but not in INT8, falls to LiteRT's own kernels.
@@ -114,6 +114,19 @@ def find_slower_in_int8(structure: Structure) -> dict[str, str]:
         and structure.get_type(name) in supported
         and get_op_row(structure.get_type(name)).role
     ]
+    in_float = _list_undelegated(structure.program)
+    return {
+        name: reason
+        for name, reason in _find_int8_obstacles(structure, names).items()
+        if name not in in_float or reason != _NOT_DELEGATED
+    }
+
+
+def _find_int8_obstacles(structure: Structure, names: Sequence[str]) -> dict[str, str]:
+    """Return op → the reason why XNNPACK does not run the op if some ops are in INT8.
+
+    Of ops that the quantizer or the runtime refuse together, each half is tried alone.
+    """
     ranges = {
         structure.program.tensor_name(index): (-1.0, 1.0)
         for name in names
@@ -124,11 +137,12 @@ def find_slower_in_int8(structure: Structure) -> dict[str, str]:
         converted = quantize_program(structure.program, Recipe(make_recipe(steps), ranges))
         in_int8 = _list_undelegated(converted)
     except ConversionError as error:
-        return dict.fromkeys(names, str(error))
-    in_float = _list_undelegated(structure.program)
-    return dict.fromkeys(
-        (name for name in names if name in in_int8 and name not in in_float), _NOT_DELEGATED
-    )
+        if len(names) == 1:
+            return {names[0]: str(error)}
+        middle = len(names) // 2
+        halves = (names[:middle], names[middle:])
+        return {n: r for part in halves for n, r in _find_int8_obstacles(structure, part).items()}
+    return dict.fromkeys((name for name in names if name in in_int8), _NOT_DELEGATED)
 
 
 def _list_undelegated(program: Program) -> frozenset[str]:
