@@ -38,7 +38,7 @@ class Form(Enum):
     """Form of an op in integers.
 
     `STATIC`: inputs and results in INT8, with ranges; `DYNAMIC`: a weight in integers, and inputs
-    that the kernel rounds on every run; `WEIGHT`: a weight in integers, restored on every run.
+    that the kernel rounds on every run; `WEIGHT`: a weight in integers, restored on loading.
     """
 
     STATIC = "static"
