@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -81,10 +81,3 @@ def make_interpreter(content: bytes, threads: int, keeps_tensors: bool = False) 
             num_threads=threads,
             experimental_preserve_all_tensors=keeps_tensors,
         )
-
-
-def bind_runner(
-    runner: Callable[[Sequence[Array]], list[Array]], names: Sequence[str]
-) -> Callable[[Mapping[str, Array]], list[Array]]:
-    """Return a function of arrays by name, for a runner of arrays in the order of `names`."""
-    return lambda bound: runner([bound[name] for name in names])

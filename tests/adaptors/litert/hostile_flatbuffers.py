@@ -45,7 +45,7 @@ for path in sys.argv[1:]:
 
 
 def run_in_children(files: Sequence[Path]) -> dict[Path, str]:
-    """What came of each file: RAN, ERROR and words, or CRASH and the number of a signal."""
+    """The end of each file: RAN, ERROR and words, or CRASH and the number of a signal."""
     outcomes: dict[Path, str] = {}
     while rest := [file for file in files if file not in outcomes]:
         command = [sys.executable, "-c", CHILD, *map(str, rest[:A_PROCESS])]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from ai_edge_litert import schema_py_generated as schema
 
@@ -22,8 +23,9 @@ from neural_mp.adaptors.litert.files.flatbuffer import FlatbufferError, Flatbuff
 from neural_mp.adaptors.litert.files.op_checks import check_calls, check_operator
 from neural_mp.adaptors.litert.files.op_operands import OPERANDS
 from neural_mp.adaptors.litert.graph.program import ABSENT, OP_NAMES
-from neural_mp.errors import ModelLoadError
-from neural_mp.io.limits import MAX_LITERT_RANK, MAX_LITERT_TENSOR_BYTES
+from neural_mp.errors import ModelLoadError, one_line
+from neural_mp.io.files import read_bounded, require_regular_file
+from neural_mp.io.limits import MAX_FILE_BYTES, MAX_LITERT_RANK, MAX_LITERT_TENSOR_BYTES
 
 _IDENTIFIER = b"TFL3"
 _VERSION = 3
@@ -61,6 +63,21 @@ _ZERO_POINTS = {
     _TYPE.INT4: (-8, 7),
     _TYPE.INT2: (-2, 1),
 }
+
+
+def read_flatbuffer(path: Path) -> bytes:
+    """Return the content of a file, checked.
+
+    Raises:
+        ModelLoadError: the file is missing, too large, or refused by `check_flatbuffer`.
+    """
+    try:
+        require_regular_file(path)
+        content = read_bounded(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise ModelLoadError(f"{str(path)!r} cannot be read: {one_line(error)}") from error
+    check_flatbuffer(content, repr(str(path)))
+    return content
 
 
 def check_flatbuffer(content: bytes, what: str) -> None:

@@ -10,14 +10,12 @@ from typing import Any
 
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
-from neural_mp.adaptors.litert.files.checks import check_flatbuffer
+from neural_mp.adaptors.litert.files.checks import check_flatbuffer, read_flatbuffer
 from neural_mp.adaptors.litert.graph.batch import free_batch
 from neural_mp.adaptors.litert.graph.normalize import normalize_tree
 from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes, get_numpy_dtype
 from neural_mp.adaptors.litert.model import LiteRtModel
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
-from neural_mp.io.files import read_bounded, require_regular_file
-from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.util.pytree import Structure
 
 SUFFIX = ".tflite"
@@ -34,9 +32,7 @@ def load_model(source: object, spec: InputSpec) -> LiteRtModel:
         ConfigurationError: a given name is not an input or output of the model.
         DataError: the example does not fit the model.
     """
-    content, what = _read_content(source)
-    check_flatbuffer(content, what)
-    tree = Program.parse(content).tree
+    tree = Program.parse(_read_content(source)).tree
     normalize_tree(tree)
     program = Program(tree)
     freed = free_batch(program)
@@ -59,18 +55,16 @@ def _list_keras_inputs(source: object, signature: Signature) -> tuple[str, ...]:
     return names if set(names) == {port.name for port in signature.inputs} else ()
 
 
-def _read_content(source: object) -> tuple[bytes, str]:
-    """Return a flatbuffer and its name in messages."""
-    if isinstance(source, bytes | bytearray):
-        return bytes(source), "the model"
+def _read_content(source: object) -> bytes:
+    """Return the checked flatbuffer of a source."""
     if isinstance(source, str | os.PathLike) and Path(source).suffix == SUFFIX:
-        path = Path(source)
-        try:
-            require_regular_file(path)
-            return read_bounded(path, MAX_FILE_BYTES), repr(str(path))
-        except OSError as error:
-            raise ModelLoadError(f"{str(path)!r} cannot be read: {one_line(error)}") from error
-    return convert_tensorflow(source), "the converted model"
+        return read_flatbuffer(Path(source))
+    if isinstance(source, bytes | bytearray):
+        content, what = bytes(source), "the model"
+    else:
+        content, what = convert_tensorflow(source), "the converted model"
+    check_flatbuffer(content, what)
+    return content
 
 
 def convert_tensorflow(source: object) -> bytes:

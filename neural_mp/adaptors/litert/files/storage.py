@@ -19,12 +19,10 @@ from neural_mp.adaptors.common.named_graphs.model_metadata import (
     write_details,
 )
 from neural_mp.adaptors.common.signatures.signature import Signature
-from neural_mp.adaptors.litert.files.checks import check_flatbuffer
+from neural_mp.adaptors.litert.files.checks import read_flatbuffer
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.files import read_bounded, require_regular_file
-from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.util.validators import boolean, record
 
 MODEL_FILE, DETAILS_FILE = "model.tflite", "neural_mp_litert.json"
@@ -51,13 +49,7 @@ def restore_model(folder: Path) -> LiteRtModel:
     """
     signature, details = read_details(folder / DETAILS_FILE, _parse_details)
     path = folder / MODEL_FILE
-    try:
-        require_regular_file(path)
-        content = read_bounded(path, MAX_FILE_BYTES)
-    except OSError as error:
-        raise ModelLoadError(f"{str(path)!r} cannot be read: {error}") from error
-    check_flatbuffer(content, repr(str(path)))
-    program = Program.parse(content)
+    program = Program.parse(read_flatbuffer(path))
     names = {program.tensor_name(index) for index in range(len(program.main.tensors))}
     ports = (*signature.inputs, *signature.outputs)
     missing = [port.tensor for port in ports if port.tensor not in names]
