@@ -47,8 +47,8 @@ from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import create_writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
-from neural_mp.runs.fingerprint import describe_machine_key, in_detail
 from neural_mp.runs.history import History, get_storage_url, read_compared_runtimes
+from neural_mp.runs.registry import describe_machine_key, in_detail
 from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision

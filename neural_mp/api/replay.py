@@ -39,7 +39,7 @@ from neural_mp.space import (
     without_non_finite,
 )
 from neural_mp.targets import TargetProfile, is_profile
-from neural_mp.targets.cost import TargetCosts
+from neural_mp.targets.profile import TargetCosts
 from neural_mp.tuning.evaluation.batches import FirstBatch
 from neural_mp.tuning.final_selection import UNMEASURED, compare_latency
 from neural_mp.tuning.measurement.objectives import Footprints, Measurement

@@ -32,8 +32,7 @@ def ui(
     """Serve the runs of a workspace to a browser on this machine."""
     from neural_mp.config import trust_of
     from neural_mp.config.options import DEFAULT_WORKSPACE
-    from neural_mp.ui.replays import Replays
-    from neural_mp.ui.workspace import Workspace
+    from neural_mp.ui.workspace import Replays, Workspace
     from neural_mp.util.optional_packages import install_command
 
     try:

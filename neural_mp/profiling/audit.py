@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core import hardware
 from neural_mp.core.enums import Approach
-from neural_mp.core.kernel_trace import OpTrace
+from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import Precision
 from neural_mp.space import EffectiveOp
 from neural_mp.util.string_enum import StringEnum

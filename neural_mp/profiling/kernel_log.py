@@ -22,14 +22,14 @@ from neural_mp.errors import KernelLogError
 from neural_mp.io.files import require_regular_file
 from neural_mp.io.limits import MAX_DATA_VALUES
 from neural_mp.io.readers import JsonError, load_json
-from neural_mp.profiling.kernel_log_parsers import (
+from neural_mp.profiling.kernel_records import (
     ENABLE_ONEDNN,
     MARKERS,
     VARIABLES,
+    KernelLog,
     OneDnnReader,
     read_profile,
 )
-from neural_mp.profiling.kernel_records import KernelLog
 from neural_mp.util.system.environment import restore_users_environment
 from neural_mp.util.validators import file_path, validate_option
 

@@ -1,30 +1,39 @@
-"""Opening of a storage, and its runs by name; parsing names alone keeps ten thousand runs fast."""
+"""Opening of a storage, its runs by name and fingerprint, and differences of fingerprints.
+
+Parsing names alone keeps ten thousand runs fast.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.core import hardware
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import parse_json
-from neural_mp.runs.fingerprint import list_differences
 from neural_mp.runs.lease import RunLease, create_run_table, run_rows
 from neural_mp.runs.sqlite_checks import (
     SQLITE_BUSY_SECONDS,
     check_sqlite_file,
     get_database_file,
 )
+from neural_mp.util.fingerprint import FINGERPRINT_VERSION, code_fingerprint
 from neural_mp.util.optional_packages import install_command
+from neural_mp.util.system.environment import list_numeric_variables, read_package_versions
 from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
+#: Suffix of keys with detailed fingerprints; runs of earlier versions have only the key without it.
+_DETAIL = " in detail"
 _NAME_RE = re.compile(r"(\w+)/tuning-(\d+)")
 #: Characters of a model's fingerprint in a run name.
 _DIGEST_CHARS = 12
@@ -34,6 +43,67 @@ _OPEN_RETRIES, _RETRY_SECONDS = 20, 0.1
 _MAX_NAMES = 100
 #: Models and runs listed in an error.
 _MAX_LISTED = 5
+
+
+def in_detail(**subjects: object) -> dict[str, str]:
+    """Fingerprint the code of functions and objects, by display name, as a part of a fingerprint.
+
+    Returns:
+        Key → fingerprint as JSON, without subjects that cannot be fingerprinted.
+    """
+    # Bytecode differs between versions of Python.
+    versions = f"{sys.version_info.major}.{sys.version_info.minor}, form {FINGERPRINT_VERSION}"
+    fingerprints = {}
+    for name, subject in subjects.items():
+        code = code_fingerprint(subject)
+        if code is not None:
+            values = {"python": versions, "digest": code.digest, "options": dict(code.options)}
+            fingerprints[name + _DETAIL] = json.dumps(values, sort_keys=True)
+    return fingerprints
+
+
+def list_differences(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """List as text the parts of a fingerprint that differ from those of another run."""
+    plain = [k for k in current if not k.endswith(_DETAIL) and previous.get(k) != current[k]]
+    more = []
+    for key in current:
+        name = key.removesuffix(_DETAIL)
+        if (
+            key.endswith(_DETAIL)
+            and name not in plain
+            and previous.get(key, current[key]) != current[key]
+        ):
+            more += _describe_changes(name, json.loads(previous[key]), json.loads(current[key]))
+    return plain + more
+
+
+def _describe_changes(
+    name: str, previous: Mapping[str, Any], current: Mapping[str, Any]
+) -> list[str]:
+    """Describe how the code or options of a subject differ; empty if they are equal."""
+    old, new = previous["options"], current["options"]
+    changed = [option for option in {**old, **new} if old.get(option) != new.get(option)]
+    if previous["python"] != current["python"]:
+        changed = [option for option in changed if option in old and option in new]
+    elif previous["digest"] == current["digest"]:
+        return []
+    if not changed:
+        return [f"code of the {name}"] if previous["python"] == current["python"] else []
+    parts = (f"{o} = {new.get(o, 'none')}, before {old.get(o, 'none')}" for o in changed)
+    return [f"{name} ({'; '.join(parts)})"]
+
+
+def describe_machine_key(packages: tuple[str, ...]) -> dict[str, str]:
+    """Return what affects numerics and latency: machine, package versions, environment."""
+    host = hardware.detect()
+    return {
+        "cpu": host.name,
+        "flags": " ".join(sorted(host.flags)),
+        "cores": str(host.cores),
+        "forced": " ".join(sorted(host.forced)),
+        **read_package_versions(("neural-mp", "numpy", *packages)),
+        **list_numeric_variables(),
+    }
 
 
 @dataclass(frozen=True)

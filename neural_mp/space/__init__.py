@@ -1,7 +1,6 @@
 """The tuning space: supported configurations of every op, user constraints, resolution of plans."""
 
 from neural_mp.space.activation_memory import peak_activation_bytes
-from neural_mp.space.calibrated_space import limit_to_reached, without_non_finite
 from neural_mp.space.capability import (
     FP32_ONLY,
     Capability,
@@ -20,7 +19,7 @@ from neural_mp.space.explanations import (
 )
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.rules import ConversionRules, name_matches
-from neural_mp.space.space import TuningSpace
+from neural_mp.space.space import TuningSpace, limit_to_reached, without_non_finite
 
 __all__ = [
     "FP32_ONLY",

@@ -1,11 +1,14 @@
-"""The tuning space: every op of a model with its supported configurations."""
+"""The tuning space: every op of a model with its supported configurations.
+
+Calibration reduces a space to what the samples reached: tensors with finite ranges.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,7 +18,11 @@ from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizedTensor, find_quantized_tensors
+from neural_mp.core.quantization_flow import (
+    QuantizedTensor,
+    find_observable_tensors,
+    find_quantized_tensors,
+)
 from neural_mp.errors import UnknownOperatorError, did_you_mean, error_path
 from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
@@ -24,6 +31,7 @@ from neural_mp.space.resolution import ResolvedPlan, Resolver
 _MAX_CACHED_PLANS = 32
 _EMULATED = "emulated on this machine, and slower than FP32"
 _NO_NATIVE_OP = "no op that it could follow runs natively in this precision"
+_NOT_REACHED = "not reached by calibration, so the ranges of its inputs are unknown"
 
 
 @dataclass(frozen=True)
@@ -387,3 +395,74 @@ class TuningSpace:
 
 def _list_layer_names(op: Op) -> list[str]:
     return [layer.name for layer in op.layers]
+
+
+def limit_to_reached(space: TuningSpace, observed: Collection[str]) -> TuningSpace:
+    """Return a space without static INT8 for ops whose tensors calibration has not seen.
+
+    INT8 approaches that need no calibrated range stay.
+    """
+    while unseen := find_observable_tensors(space.graph, space.int8_ops).difference(observed):
+        needing = frozenset(_ops_needing_int8(space.graph, space.int8_ops, unseen))
+        if not needing:
+            break
+        space = space.without_int8(needing, (Approach.STATIC,), _NOT_REACHED)
+    return space
+
+
+def without_non_finite(space: TuningSpace, held: Mapping[str, object]) -> TuningSpace:
+    """Return a space in which tensors that held NaN or Inf in calibration stay float.
+
+    Ops that read such a tensor in INT8, or can only write INT8, lose the INT8 with calibrated
+    ranges and with those of every run. Ops that move the tensor no longer pass INT8 on. The values
+    of `held` tell, as text, the value that the tensor held and its batch.
+    """
+    moving = {
+        op.name: tensor
+        for op in space.graph
+        if op.quantize_agnostic
+        for tensor in (op.name, *op.inputs)
+        if tensor in held
+    }
+    if moving:
+        space = _forbid_int8_moves(
+            space, {op: _non_finite_reason(held, name) for op, name in moving.items()}
+        )
+    for tensor in held:
+        needing = frozenset(
+            _ops_needing_int8(space.graph, space.int8_ops | space.dynamic_ops, (tensor,))
+        )
+        approaches = (Approach.STATIC, Approach.DYNAMIC)
+        space = space.without_int8(needing, approaches, _non_finite_reason(held, tensor))
+    return space
+
+
+def _non_finite_reason(held: Mapping[str, object], tensor: str) -> str:
+    return f"tensor {tensor!r} held {held[tensor]}, and INT8 has neither NaN nor Inf"
+
+
+def _forbid_int8_moves(space: TuningSpace, reasons: Mapping[str, str]) -> TuningSpace:
+    """Return a space in which ops, given with their reasons, compute instead of moving INT8."""
+    ops = (replace(op, quantize_agnostic=False) if op.name in reasons else op for op in space.graph)
+    refusing = {op: space.capabilities[op].refusing_int8(reason) for op, reason in reasons.items()}
+    graph = OpGraph(ops, space.graph.inputs, space.graph.outputs)
+    return replace(space, graph=graph, capabilities={**space.capabilities, **refusing})
+
+
+def _ops_needing_int8(
+    graph: OpGraph, heads: Collection[str], tensors: Iterable[str]
+) -> Iterator[str]:
+    """Yield those of the INT8 ops `heads` that read, or can only write, some tensors in INT8."""
+
+    def find_int8_head(op: Op) -> str | None:
+        name = op.name if op.name in heads else op.fusion_group
+        return name if name in heads else None
+
+    for tensor in tensors:
+        for op in graph.consumers(tensor):
+            reader = find_int8_head(op)
+            if reader is not None and (reader != op.name or tensor in op.read_in_int8):
+                yield reader
+        writer = find_int8_head(graph[tensor]) if tensor in graph else None
+        if writer is not None and (graph[writer].writes_int8 or graph[writer].joins_int8):
+            yield writer

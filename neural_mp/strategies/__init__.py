@@ -18,12 +18,10 @@ def _list_built_in() -> dict[str, type[Strategy]]:
     from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
     from neural_mp.strategies.bit_allocation import BitAllocation
-    from neural_mp.strategies.conservative import Conservative
-    from neural_mp.strategies.exhaustive import Exhaustive
-    from neural_mp.strategies.hawq_v2 import HawqV2
     from neural_mp.strategies.mincut import MinimumCut
-    from neural_mp.strategies.mse import Mse, MseV2
     from neural_mp.strategies.optuna_search import Bayesian, RandomSearch, Tpe
+    from neural_mp.strategies.sensitivity import HawqV2, Mse, MseV2
+    from neural_mp.strategies.uninformed import Conservative, Exhaustive
     from neural_mp.strategies.widening import Widening
 
     own: tuple[type[Strategy], ...] = (

@@ -32,18 +32,16 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
-from neural_mp.strategies.front_gap import (
+from neural_mp.strategies.refinement import (
+    find_fastest_nearby,
     has_less_loss,
     list_first_fallbacks,
     list_further_fallbacks,
-    plan_halfway,
-    tolerated_noise_ratio,
-)
-from neural_mp.strategies.refinement import (
-    find_fastest_nearby,
     list_low_ops,
     list_neighbouring_plans,
     lower_only,
+    plan_halfway,
+    tolerated_noise_ratio,
     without_a_type,
 )
 

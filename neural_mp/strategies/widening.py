@@ -22,7 +22,7 @@ from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.targets import TargetProfile, Widths
-from neural_mp.targets.cost import TargetCosts
+from neural_mp.targets.profile import TargetCosts
 
 #: Maximum number of trials.
 MAX_TRIALS = 6

@@ -1,7 +1,14 @@
 """Targets: profiles of NPUs and accelerators, and the widths that their ops compute in."""
 
-from neural_mp.targets.profile import TargetProfile, is_profile, load_profile, profile_names
-from neural_mp.targets.widths import FOLLOWING, Widths, words_of
+from neural_mp.targets.profile import (
+    FOLLOWING,
+    TargetProfile,
+    Widths,
+    is_profile,
+    load_profile,
+    profile_names,
+    words_of,
+)
 
 __all__ = [
     "FOLLOWING",

@@ -1,11 +1,18 @@
-"""Profiles of targets: what the compiler of an accelerator computes in integers, and how.
+"""Profiles of targets: what the compiler of an accelerator computes in integers, and at which cost.
 
 A profile is a YAML file: one shipped with this package, by its name, or the user's own, by its
 path. Schema and sources of each field: `docs/targets.md`.
+
+Widths are bits of the weight and of the activations, in the terms of the field: `w8a16` has weights
+of 8 bits and activations of 16; `a16` is an op without a weight. An op has one width for all its
+float inputs and outputs.
+
+Times are measured on devices only; the estimate orders plans, and is called an estimate.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,11 +21,11 @@ from pathlib import Path
 from typing import Annotated
 
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.io.readers import read_yaml
-from neural_mp.targets.widths import Widths
 from neural_mp.util.json_fields import JsonFields
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import (
     integer,
     invalid_value_error,
@@ -28,6 +35,12 @@ from neural_mp.util.validators import (
     short_string,
 )
 
+#: Reason of an op that only moves values.
+MOVES = "it keeps the integers that it moves"
+#: Reason of a further output of an op.
+FURTHER_OUTPUT = "it is a further output of an op and has the precision of that op"
+#: Reasons of ops that have the widths of another op.
+FOLLOWING = (MOVES, FURTHER_OUTPUT)
 #: Version of the schema.
 SCHEMA = 1
 #: Suffixes of the files of users' own profiles.
@@ -38,6 +51,47 @@ ALIASES: Mapping[str, str] = {"vitisai": "vitisai-xint8"}
 REWRITES = ("constant_first", "erf_to_gelu", "layer_norm", "mask_clip", "matmul_bias")
 
 _DOCS = "docs/targets.md"
+#: Bytes of a float element, in which ops outside of integers read and write on average.
+_FLOAT_BYTES = 4.0
+
+
+class Widths(StringEnum):
+    """Bits of an op's weight, if any, and of its activations; the narrowest first."""
+
+    A8 = "a8"
+    W8A8 = "w8a8"
+    A16 = "a16"
+    W8A16 = "w8a16"
+    W16A16 = "w16a16"
+
+    @property
+    def activation_bits(self) -> int:
+        """Bits of the activations."""
+        return int(self.value.rpartition("a")[2])
+
+    @property
+    def weight_bits(self) -> int | None:
+        """Bits of the weight; None for an op without a weight."""
+        weight = self.value.rpartition("a")[0]
+        return int(weight.removeprefix("w")) if weight else None
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the op in a plan."""
+        return Precision.INT8 if self.activation_bits == 8 else Precision.INT16
+
+    @classmethod
+    def from_config(cls, config: OpConfig) -> Widths | None:
+        """Return the widths of a config in integers; None for a float config."""
+        if config.activation is None:
+            return None
+        weight = "" if config.weight is None else f"w{config.weight.dtype.bits}"
+        return cls(f"{weight}a{config.activation.dtype.bits}")
+
+
+def words_of(config: OpConfig) -> str:
+    """Return the word of a config in plans and reports: widths, or the float precision."""
+    return str(Widths.from_config(config) or config.precision)
 
 
 def _parse_schema(value: object) -> int:
@@ -307,3 +361,54 @@ def load_profile(target: str) -> TargetProfile:
         return read_yaml(path, TargetProfile.from_dict, ConfigurationError)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; the keys of target profiles: {_DOCS}") from None
+
+
+@dataclass(frozen=True)
+class TargetCosts:
+    """The work of a model's ops, and its estimated cost on a target.
+
+    Attributes:
+        profile: the target.
+        macs: op → multiplications with one sample.
+        elements: op → elements that the op writes with one sample.
+    """
+
+    profile: TargetProfile
+    macs: Mapping[str, float]
+    elements: Mapping[str, float]
+
+    def of_op(self, op: str, config: OpConfig) -> float:
+        """Return the estimated cost of an op in a config."""
+        widths, cost = Widths.from_config(config), self.profile.cost
+        if widths is None:
+            per_mac, size = cost.float_mac, _FLOAT_BYTES
+        else:
+            size = widths.activation_bits / 8
+            per_mac = cost.macs.get(widths, size)
+        return self.macs.get(op, 0.0) * per_mac + self.elements.get(op, 0.0) * cost.element * size
+
+    def of_plan(self, configs: Mapping[str, OpConfig]) -> float:
+        """Return the estimated cost of a plan; ops that are not named are in float."""
+        return sum(self.of_op(op, configs.get(op, FP32)) for op in self.elements)
+
+    def estimate_objectives(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
+        """Return the estimated cost of a plan as objectives: in units, and relative to float."""
+        cost, in_float = self.of_plan(configs), self.of_plan({})
+        return {"target": cost, "relative_target": cost / in_float if in_float else 1.0}
+
+    def multiplication_shares(self, configs: Mapping[str, OpConfig]) -> dict[str, float]:
+        """Return the word of the widths → their fraction of all multiplications.
+
+        Products of two activations count as `w8a8` or `w16a16`, by the type of both factors, and
+        ops in float as the precision in which the target computes them.
+        """
+        counts: dict[str, float] = defaultdict(float)
+        for op, macs in self.macs.items():
+            config = configs.get(op, FP32)
+            word = str(Widths.from_config(config) or self.profile.float_type or config.precision)
+            counts[_OF_PRODUCTS.get(word, word)] += macs
+        total = sum(counts.values())
+        return {word: macs / total for word, macs in counts.items() if macs} if total else {}
+
+
+_OF_PRODUCTS = {Widths.A8.value: Widths.W8A8.value, Widths.A16.value: Widths.W16A16.value}

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from neural_mp.training.advice import advise
     from neural_mp.training.loop import TrainingProgress, fit
     from neural_mp.training.models import apply_plan, devices, first_nonfinite, is_gpu_available
-    from neural_mp.training.policies import kept_layers, set_policy, supported_policies
-    from neural_mp.training.rewrite_switch import (
+    from neural_mp.training.policies import (
         disable_graph_rewrite,
         disable_mixed_precision_graph_rewrite,
         enable_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         graph_rewrite,
+        kept_layers,
+        set_policy,
+        supported_policies,
     )
 
 _PYTORCH = "neural_mp.adaptors.pytorch.training"
@@ -41,16 +43,16 @@ _LAZY = {
     "apply_plan": (None, "neural_mp.training.models"),
     "devices": (None, "neural_mp.training.models"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
-    "disable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
-    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
-    "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "disable_graph_rewrite": (None, "neural_mp.training.policies"),
+    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.policies"),
+    "enable_graph_rewrite": (None, "neural_mp.training.policies"),
     "finish": (None, "neural_mp.api.quantization_aware"),
     "OptimizerChoice": (None, "neural_mp.adaptors.common.simulation"),
     "TrainingProgress": (None, "neural_mp.training.loop"),
     "fit": (None, "neural_mp.training.loop"),
     "first_nonfinite": (None, "neural_mp.training.models"),
-    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
-    "graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.policies"),
+    "graph_rewrite": (None, "neural_mp.training.policies"),
     "is_gpu_available": (None, "neural_mp.training.models"),
     "kept_layers": (None, "neural_mp.training.policies"),
     "quantization_aware": (None, "neural_mp.api.quantization_aware"),

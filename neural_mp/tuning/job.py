@@ -20,8 +20,7 @@ from neural_mp.runs.history import History
 from neural_mp.runs.report import RunSource, RuntimeFigures, RuntimeHint, Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe, Strategy, TuningProblem
-from neural_mp.targets.cost import TargetCosts
-from neural_mp.targets.profile import TargetProfile
+from neural_mp.targets.profile import TargetCosts, TargetProfile
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.evaluation.evaluator import Evaluator
 from neural_mp.tuning.executors.contract import Workers

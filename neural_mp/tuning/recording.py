@@ -37,7 +37,7 @@ from neural_mp.runs.report import (
 from neural_mp.search.corrections import apply_correction_nsr, choose_best_corrections
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace, count_ineligible_reasons
 from neural_mp.targets import words_of
-from neural_mp.targets.cost import TargetCosts
+from neural_mp.targets.profile import TargetCosts
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog

@@ -24,8 +24,7 @@ from neural_mp.tuning.further_trial import (
     predict_plan,
     restore_space,
 )
-from neural_mp.ui.replays import Replay
-from neural_mp.ui.workspace import MAX_RUNS, RESULT, StoredRun
+from neural_mp.ui.workspace import MAX_RUNS, RESULT, Replay, StoredRun
 from neural_mp.util.html import Child, Element, create_element, create_raw_element
 from neural_mp.util.noise import nsr_to_decibels
 from neural_mp.util.text import format_count

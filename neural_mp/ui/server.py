@@ -24,8 +24,7 @@ from neural_mp.reporting.page import build_comparison_page
 from neural_mp.tuning.further_trial import predict_plan
 from neural_mp.ui import pages
 from neural_mp.ui.replay_main import parse_edits
-from neural_mp.ui.replays import Replay, Replays
-from neural_mp.ui.workspace import StoredRun, Workspace
+from neural_mp.ui.workspace import Replay, Replays, StoredRun, Workspace
 
 #: The only address that the server listens on.
 HOST = "127.0.0.1"

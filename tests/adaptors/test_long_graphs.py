@@ -17,8 +17,8 @@ from neural_mp.adaptors.common.naming import UniqueNames, reserve_name
 from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.reporting import build_capability_table
+from neural_mp.reporting.capabilities import LongTable
 from neural_mp.reporting.console import SafeConsole
-from neural_mp.reporting.long_table import LongTable
 
 #: More ops than Python allows nested calls.
 OPS = 1200

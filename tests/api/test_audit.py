@@ -23,8 +23,8 @@ from neural_mp.adaptors.onnxrt.graph.sessions import ALL, PLAIN
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError

@@ -9,7 +9,7 @@ from neural_mp.core.enums import Granularity, QuantDType, Scheme
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.reporting.page import page_of
-from neural_mp.reporting.page.page_data import precision_letters
+from neural_mp.reporting.page.page_model import precision_letters
 from neural_mp.runs.report import AcceleratorFigures
 
 FIGURES = AcceleratorFigures(

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from neural_mp.reporting.page.page_data import WIDE_LETTER
+from neural_mp.reporting.page.page_model import WIDE_LETTER
 
 CSS = (resources.files("neural_mp.reporting.page") / "charts.css").read_text(encoding="utf-8")
 

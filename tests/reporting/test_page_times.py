@@ -12,7 +12,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import MAX_GAIN, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.reporting.page import page_of
-from neural_mp.reporting.page.page_data import LETTERS
+from neural_mp.reporting.page.page_model import LETTERS
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict
 from neural_mp.runs.report import RunRecord
 

@@ -13,7 +13,7 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.search.cost_model import CostInputs, build_cost_model
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.front_gap import list_first_fallbacks, plan_halfway
+from neural_mp.strategies.refinement import list_first_fallbacks, plan_halfway
 
 LENGTH = 40
 

@@ -28,7 +28,7 @@ from neural_mp.search.widening import trace_widening_path
 from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.strategies.widening import Widening
 from neural_mp.targets import Widths, load_profile, profile_names
-from neural_mp.targets.cost import TargetCosts
+from neural_mp.targets.profile import TargetCosts
 
 
 class Mixed(nn.Module):

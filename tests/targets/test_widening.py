@@ -22,7 +22,7 @@ from neural_mp.search.widening import (
 )
 from neural_mp.strategies.widening import _try_path
 from neural_mp.targets import Widths, load_profile
-from neural_mp.targets.cost import TargetCosts
+from neural_mp.targets.profile import TargetCosts
 
 A8 = QuantSpec("uint8", "asymmetric", "per_tensor")
 A16 = QuantSpec("uint16", "asymmetric", "per_tensor")

@@ -6,7 +6,7 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError
-from neural_mp.profiling.kernel_log_parsers import read_profile
+from neural_mp.profiling.kernel_records import read_profile
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "1", None])

@@ -14,8 +14,8 @@ from neural_mp.core.precision import FP32
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.metrics import build_metric
-from neural_mp.runs.fingerprint import in_detail, list_differences
 from neural_mp.runs.history import History
+from neural_mp.runs.registry import in_detail, list_differences
 
 pytestmark = pytest.mark.slow
 
@@ -228,6 +228,6 @@ def test_under_another_python_bytecode_is_not_compared():
 
 def test_fingerprints_computed_in_another_way_are_not_compared(monkeypatch):
     previous = in_detail(metric=lambda model: 0.5), in_detail(metric=build_metric("topk", 1))
-    monkeypatch.setattr("neural_mp.runs.fingerprint.FINGERPRINT_VERSION", 3)
+    monkeypatch.setattr("neural_mp.runs.registry.FINGERPRINT_VERSION", 3)
     assert not list_differences(previous[0], in_detail(metric=lambda model: 0.7))
     assert list_differences(previous[1], in_detail(metric=build_metric("topk", 5)))

@@ -21,7 +21,7 @@ from neural_mp.adaptors.litert.kernel_events import (
 )
 from neural_mp.adaptors.litert.model import LiteRtModel
 from neural_mp.adaptors.litert.ops import Role, has_role
-from neural_mp.core.kernel_trace import OpTrace, TracedKernel, build_op_trace
+from neural_mp.core.op_timings import OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 
 #: Element types of tensors → precision.

@@ -32,7 +32,7 @@ from neural_mp.adaptors.onnxrt.kernels.ops import (
     has_weight,
 )
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
+from neural_mp.core.op_timings import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
 

@@ -21,7 +21,7 @@ from neural_mp.adaptors.openvino.ops import (
     has_role,
 )
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
-from neural_mp.core.kernel_trace import OpTrace, TracedKernel, build_op_trace
+from neural_mp.core.op_timings import OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 
 #: Element types of kernels → precision.

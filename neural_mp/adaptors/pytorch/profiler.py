@@ -24,7 +24,7 @@ from neural_mp.adaptors.pytorch.graph.model import CONVERSIONS, TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
 from neural_mp.adaptors.pytorch.graph.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
-from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
+from neural_mp.core.op_timings import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, KernelLogError
 

@@ -11,7 +11,7 @@ from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
 from neural_mp.adaptors.tensorflow.graph.tensor_graph import CONSTANT, get_node_name
 from neural_mp.adaptors.tensorflow.model import PRECISIONS, TensorFlowModel
-from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
+from neural_mp.core.op_timings import NOT_REACHED, OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
 
 #: Label of a kernel in the statistics: `name = Type(input, other:1)`.

@@ -20,7 +20,6 @@ from neural_mp.reporting.jobs import (
     has_several_metrics,
     list_figure_headings,
 )
-from neural_mp.reporting.page.accelerator_section import draw_accelerator_section
 from neural_mp.reporting.page.charts import (
     NAMES,
     draw_card,
@@ -29,9 +28,9 @@ from neural_mp.reporting.page.charts import (
     draw_name,
     draw_scroll_area,
 )
-from neural_mp.reporting.page.page_data import create_data_element, plan_link
-from neural_mp.reporting.page.page_model import View
+from neural_mp.reporting.page.page_model import View, create_data_element, plan_link
 from neural_mp.reporting.page.sections import (
+    draw_accelerator_section,
     draw_machine_section,
     draw_noise_section,
     draw_ops_section,

@@ -48,8 +48,8 @@ from neural_mp.adaptors.onnxrt.targets.switch_model import (
 )
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import KeptOutputs, Observations, Range
+from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import ConversionError

@@ -27,7 +27,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability
 from neural_mp.targets import TargetProfile
-from neural_mp.targets.widths import FURTHER_OUTPUT, MOVES
+from neural_mp.targets.profile import FURTHER_OUTPUT, MOVES
 
 #: Session setting by which ONNX Runtime computes pairs of Q/DQ ops as written: its fused integer
 #: kernels, and those with weights in integers only, would round otherwise than a target does.

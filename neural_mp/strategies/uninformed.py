@@ -1,18 +1,22 @@
-"""`conservative`: lower one op type after the other from FP32, keeping those that pass."""
+"""`conservative` and `exhaustive`: searches that need no measured sensitivity."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import list_lowered_ops, set_op_precision
-from neural_mp.strategies.decisions import Decision
+from neural_mp.strategies.decisions import Decision, NewPlans, decision_levels, iterate_combinations
 
 #: Op types tried first, in this order: substrings of the names in all frameworks.
 _FIRST = ("conv", "matmul", "linear", "gemm", "dense")
+#: Plans per round.
+_ROUND = 8
 
 
 class Conservative(Strategy):
@@ -69,3 +73,40 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
     for ops in space.decision_groups:
         by_type[min(order[space.graph[op].type] for op in ops)].append(ops)
     return by_type
+
+
+class Exhaustive(Strategy):
+    """Intel Neural Compressor's `exhaustive`.
+
+    Every combination of the precisions of all decisions: the lowest first, then with one decision
+    raised, with two, and so on; ties in the graph's order, the lower precision first. So
+    `max_trials` cuts off the plans with the least gain.
+
+    The search ends when all plans were proposed, even if one meets the target: 2ⁿ - 1 plans for n
+    decisions between INT8 and FP32; or after 1000 combinations in a row without a new plan.
+    Intended for models with few decisions, or as a reference for other strategies.
+
+    The published strategy enumerates INT8 approaches; this one enumerates precisions.
+
+    Source: `tuning_strategies.md`, "Exhaustive".
+    """
+
+    name = "exhaustive"
+
+    def search(self, problem: TuningProblem) -> Search:
+        """Search as described in the class."""
+        plans = _iterate_all_plans(problem.space)
+        while together := list(itertools.islice(plans, _ROUND)):
+            yield together
+
+
+def _iterate_all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
+    plans = NewPlans(space)
+    for combination in iterate_combinations(
+        [decision_levels(space, ops) for ops in space.decision_groups]
+    ):
+        plan = plans.make_new_plan(combination)
+        if plan is not None:
+            yield plan
+        elif plans.is_exhausted:
+            return
