@@ -15,8 +15,11 @@ from neural_mp.adaptors.common.conversion import prepare_conversion
 from neural_mp.adaptors.common.fusion_check import check_fusions
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, require_part
-from neural_mp.adaptors.common.sensitivity.fisher import measure_layer_noise, measure_weight_noise
-from neural_mp.adaptors.common.sensitivity.hessian import estimate_weight_sensitivity
+from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+    estimate_weight_sensitivity,
+    measure_layer_noise,
+    measure_weight_noise,
+)
 from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, CorrectionOptions
@@ -27,10 +30,9 @@ from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.observations import KeptOutputs, Observations
+from neural_mp.core.observations import KeptOutputs, Observations, WidthFigures
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace, without_non_finite
 from neural_mp.util.pytree import list_float_arrays, tree_leaves

@@ -1,15 +1,5 @@
 """Four-list auto mixed precision: lists of op types, and graph painting by these lists."""
 
-from neural_mp.amp.lists import (
-    EDIT_OPTIONS,
-    KINDS,
-    AmpList,
-    FourLists,
-    Kind,
-    ListEdit,
-    build_canonical_lists,
-    check_known,
-)
 from neural_mp.amp.options import (
     FORCE_ALL,
     INFER_AS_DENY,
@@ -24,7 +14,21 @@ from neural_mp.amp.options import (
     merge_options,
     resolve_precision,
 )
-from neural_mp.amp.painting import Colour, Paint, Painting, graph_of, paint
+from neural_mp.amp.painting import (
+    EDIT_OPTIONS,
+    KINDS,
+    AmpList,
+    Colour,
+    FourLists,
+    Kind,
+    ListEdit,
+    Paint,
+    Painting,
+    build_canonical_lists,
+    check_known,
+    graph_of,
+    paint,
+)
 
 __all__ = [
     "EDIT_OPTIONS",

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit, check_known
+from neural_mp.amp.painting import EDIT_OPTIONS, ListEdit, check_known
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.util.validators import StrictOptions

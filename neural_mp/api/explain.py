@@ -19,7 +19,7 @@ from neural_mp.runs.report import RunRecord
 from neural_mp.space import ResolvedPlan, TuningSpace, explain_int8_choice, without_non_finite
 from neural_mp.space.resolution import BY_PLAN
 from neural_mp.tuning.measurement.sensitivity import sensitivity_report
-from neural_mp.util.csv_table import write_table
+from neural_mp.util.text import write_table
 
 #: Reason without a plan, in place of `BY_PLAN`.
 _WITHOUT_PLAN = "supported here; no plan was given"

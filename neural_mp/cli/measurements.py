@@ -86,7 +86,7 @@ def compare(
     """Compare two models of one origin op by op, and show the first divergence."""
     out.check_single_format(as_csv)
     from neural_mp.api.compare import compare_files
-    from neural_mp.reporting.comparison import (
+    from neural_mp.reporting.displays import (
         MARKED,
         build_comparison_tables,
         format_comparison_csv,

@@ -21,8 +21,7 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.io.staged_folder import digest_of_file
-from neural_mp.jobs.ray_worker import connect_ray_places
-from neural_mp.jobs.worker_pool import JobRunner, WorkerPool
+from neural_mp.jobs.worker_pool import JobRunner, WorkerPool, connect_ray_places
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.reporting.page.document import build_jobs_page, write_page
 from neural_mp.tuning.executors import read_workers

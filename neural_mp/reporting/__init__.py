@@ -5,8 +5,13 @@ from neural_mp.reporting.capabilities import (
     build_capability_table,
     build_summary_table,
 )
-from neural_mp.reporting.console import create_error_console, create_output_console
-from neural_mp.reporting.live import LiveListener, NotebookListener, is_notebook
+from neural_mp.reporting.console import (
+    LiveListener,
+    NotebookListener,
+    create_error_console,
+    create_output_console,
+    is_notebook,
+)
 from neural_mp.reporting.tables import (
     build_audit_table,
     build_benchmark_table,

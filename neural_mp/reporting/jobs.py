@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.reporting import formatting
-from neural_mp.reporting.console import create_error_console
-from neural_mp.reporting.live import NotebookLive, is_notebook
+from neural_mp.reporting.console import NotebookLive, create_error_console, is_notebook
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 from neural_mp.util.text import format_count
 

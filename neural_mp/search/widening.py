@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import CalibrationAlgorithm
+from neural_mp.core.observations import TensorNoise, WidthFigures
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
-from neural_mp.core.width_figures import TensorNoise, WidthFigures
 
 #: Calibration algorithm of ranges unless another one is chosen.
 _DEFAULT = CalibrationAlgorithm.MINMAX

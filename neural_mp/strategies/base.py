@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import Observations, WidthFigures
 from neural_mp.core.op_timings import FormTimes, OpTimings, Workload
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.space import TuningSpace
 
 if TYPE_CHECKING:

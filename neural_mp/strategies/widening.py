@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from math import inf, log, sqrt
 
 from neural_mp.core.enums import CalibrationAlgorithm
+from neural_mp.core.observations import WidthFigures
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.search.widening import (
     LEAST_FALL_RATIO,
     WidthPlan,

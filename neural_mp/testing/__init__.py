@@ -25,8 +25,11 @@ if TYPE_CHECKING:
         uniform,
     )
     from neural_mp.testing.products_contract import AccumulationContract
-    from neural_mp.testing.simulation_contract import SimulatedCase, SimulationContract
-    from neural_mp.testing.training_contract import TrainingContract
+    from neural_mp.testing.training_contract import (
+        SimulatedCase,
+        SimulationContract,
+        TrainingContract,
+    )
 
 #: Public name → its module, imported on first access: nets and data need no contract.
 _LAZY = {
@@ -46,8 +49,8 @@ _LAZY = {
     "signal_to_noise": "neural_mp.testing.fixtures",
     "uniform": "neural_mp.testing.fixtures",
     "AccumulationContract": "neural_mp.testing.products_contract",
-    "SimulatedCase": "neural_mp.testing.simulation_contract",
-    "SimulationContract": "neural_mp.testing.simulation_contract",
+    "SimulatedCase": "neural_mp.testing.training_contract",
+    "SimulationContract": "neural_mp.testing.training_contract",
     "TrainingContract": "neural_mp.testing.training_contract",
 }
 

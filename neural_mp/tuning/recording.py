@@ -18,12 +18,11 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import Observations, WidthFigures
 from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, Duration, OpTimings, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import CPU_PRECISIONS, OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.profiling import Ratio
 from neural_mp.runs.report import (
     AcceleratorFigures,

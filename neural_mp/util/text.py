@@ -1,11 +1,22 @@
-"""Descriptions of values for messages: `float32[8, 10]`, `a tuple of int64[8] and None`."""
+"""Descriptions of values for messages: `float32[8, 10]`, `a tuple of int64[8] and None`; and CSV.
+
+CSV is safe for spreadsheet programs, which run cells that look like formulas.
+"""
 
 from __future__ import annotations
 
+import csv
 import importlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TextIO, cast
+
+#: Starts of formulas, and of whitespace before formulas, as listed by OWASP.
+_FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+#: A formula after a separator that a spreadsheet program may assume in place of the actual one, or
+#: a break of the line.
+_HIDDEN_FORMULA = re.compile(r"[,;\t|]\s*[=+\-@＝＋－＠]|[\r\n]")
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:
@@ -101,3 +112,22 @@ class Printed(Displayed):
 
     def __str__(self) -> str:
         return load_displays().render_text(self)
+
+
+def write_table(file: TextIO, rows: Iterable[Sequence[object]], delimiter: str = ",") -> None:
+    """Write rows to a file; a text that looks like a formula starts with an apostrophe.
+
+    Numbers are never changed, negative ones included.
+    """
+    writers = {
+        quoting: csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=quoting)
+        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)
+    }
+    for row in rows:
+        cells = [_escape_cell(cell) for cell in row]
+        is_ambiguous = any(isinstance(c, str) and _HIDDEN_FORMULA.search(c) for c in cells)
+        writers[csv.QUOTE_NONNUMERIC if is_ambiguous else csv.QUOTE_MINIMAL].writerow(cells)
+
+
+def _escape_cell(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell

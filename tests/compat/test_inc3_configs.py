@@ -10,7 +10,7 @@ from torch import nn
 
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.v3 import torch_quantization as quantization
-from neural_mp.compat.inc.v3.conversion import parse_config_dict
+from neural_mp.compat.inc.v3.flow import parse_config_dict
 from neural_mp.compat.inc.v3.torch_configs import CONFIGS
 from neural_mp.compat.inc.v3.torch_quantization import (
     AutoRoundConfig,

@@ -112,7 +112,7 @@ def _hostile(folder):
 @pytest.mark.slow
 def test_processes_of_ours_find_no_module_in_the_working_directory(tmp_path):
     _hostile(tmp_path)
-    command = make_python_command("neural_mp.adaptors.onnxrt.int8_accumulation_probe")
+    command = make_python_command("neural_mp.adaptors.onnxrt.int8_accumulation")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from neural_mp.cli.app import app
 from neural_mp.reporting import create_error_console, create_output_console, formatting
-from neural_mp.reporting.console import SafeConsole
-from neural_mp.reporting.live import render_terminal_html
+from neural_mp.reporting.console import SafeConsole, render_terminal_html
 
 #: Sets the title of a window, turns red, is markup and an emoji of rich, and HTML.
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[bold]a[/bold] :smile: <script>"

@@ -12,7 +12,7 @@ import pytest
 from command_here import run_main
 from onnx_nets import graph, op
 
-from neural_mp.util.csv_table import write_table
+from neural_mp.util.text import write_table
 
 FORMULAS = (
     '=HYPERLINK("http://x")',

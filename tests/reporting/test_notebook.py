@@ -11,7 +11,7 @@ from neural_mp import ExitPolicy, MixedPrecision, PrecisionPlan, compare
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial, Trials
 from neural_mp.errors import MissingFrameworkError
-from neural_mp.reporting import LiveListener, NotebookListener, is_notebook, live
+from neural_mp.reporting import LiveListener, NotebookListener, console, is_notebook
 from neural_mp.reporting.jobs import LiveJobs
 from neural_mp.runs.report import Report
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
@@ -38,7 +38,7 @@ def cell(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
-    monkeypatch.setattr(live, "_BETWEEN", 0.0)
+    monkeypatch.setattr(console, "_BETWEEN", 0.0)
     return pictures
 
 

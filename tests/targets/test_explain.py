@@ -11,10 +11,10 @@ from onnx_nets import as_onnx
 from neural_mp import MixedPrecision
 from neural_mp.api.explain_widths import Decision, explain_widths
 from neural_mp.api.loading import load_source
+from neural_mp.core.observations import TensorNoise, WidthFigures
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.core.width_figures import TensorNoise, WidthFigures
 from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.runs.report import AcceleratorFigures, Report
 

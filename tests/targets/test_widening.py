@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neural_mp.core.observations import TensorNoise, WidthFigures
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.core.width_figures import TensorNoise, WidthFigures
 from neural_mp.search.widening import (
     WidthPlan,
     choose_algorithms,

@@ -17,7 +17,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import ComparisonError, DataError
-from neural_mp.reporting.comparison import format_comparison_csv
+from neural_mp.reporting.displays import format_comparison_csv
 from neural_mp.runs.report import Report
 from neural_mp.testing import uniform
 from neural_mp.testing.fixtures import machine

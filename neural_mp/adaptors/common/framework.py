@@ -19,10 +19,9 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.observations import KeptOutputs, Observations, Range
+from neural_mp.core.observations import KeptOutputs, Observations, Range, WidthFigures
 from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import Precision
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.space import ResolvedPlan
 
 M = TypeVar("M")

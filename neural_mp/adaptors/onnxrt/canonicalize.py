@@ -21,8 +21,8 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     get_node_input,
     is_float32,
 )
+from neural_mp.adaptors.onnxrt.graph.opset import infer_tensor_types
 from neural_mp.adaptors.onnxrt.graph.protos import hide_map_ops
-from neural_mp.adaptors.onnxrt.graph.shape_inference import infer_tensor_types
 from neural_mp.adaptors.onnxrt.graph.subgraphs import (
     hoist_loop_invariants,
     in_order,

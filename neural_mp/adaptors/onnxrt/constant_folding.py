@@ -12,9 +12,8 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.kernels.fusion import Affine
 from neural_mp.adaptors.onnxrt.graph import edit
-from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
+from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset, infer_tensor_types
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU, PLAIN, Runner, count_constant_bytes
-from neural_mp.adaptors.onnxrt.graph.shape_inference import infer_tensor_types
 from neural_mp.adaptors.onnxrt.graph.subgraphs import in_order, iterate_node_bodies
 from neural_mp.adaptors.onnxrt.kernels.ops import RANDOM, is_convolution, is_dequantize, is_quantize
 from neural_mp.adaptors.onnxrt.kernels.registry import runs_natively

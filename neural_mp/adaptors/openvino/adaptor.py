@@ -10,10 +10,9 @@ from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
 from neural_mp.adaptors.common.sensitivity.input_moments import build_weight_corrections
-from neural_mp.adaptors.openvino import layer_params, observe, profiler
+from neural_mp.adaptors.openvino import files, layer_params, observe, profiler
 from neural_mp.adaptors.openvino.capabilities import find_kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
-from neural_mp.adaptors.openvino.files import loading, storage
 from neural_mp.adaptors.openvino.graph.edit import iterate_nested_graphs
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, build_graph, rename_ops, with_streams
@@ -42,21 +41,21 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     portability = optional.Portability(
         layer_params.full_range_kernels, layer_params.with_reduced_range
     )
-    single_file = optional.SingleFile((".xml",), storage.save_file)
+    single_file = optional.SingleFile((".xml",), files.save_file)
     unoptimized_run = optional.UnoptimizedRun(
         observe.run_without_optimizations, observe.first_deviating_op
     )
 
-    read_model = staticmethod(loading.load_model)
+    read_model = staticmethod(files.load_model)
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     observe_tensors = staticmethod(observe.observe_tensors)
     convert_graph = staticmethod(convert_graph)
-    save = staticmethod(storage.save_model)
-    restore = staticmethod(storage.restore_model)
+    save = staticmethod(files.save_model)
+    restore = staticmethod(files.restore_model)
     time_ops = staticmethod(profiler.time_ops)
     trace_kernels = staticmethod(profiler.trace_kernels)
-    dump_graph = staticmethod(storage.dump_graph)
+    dump_graph = staticmethod(files.dump_graph)
     with_op_names = staticmethod(rename_ops)
     with_streams = staticmethod(with_streams)
 
@@ -89,4 +88,4 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
 
     def fingerprint(self, model: OpenVinoModel) -> str:
         """Return a digest of all nodes and weights."""
-        return storage.program_digest(model.active_graph)
+        return files.program_digest(model.active_graph)

@@ -19,6 +19,7 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
+from neural_mp.core.observations import WidthFigures
 from neural_mp.core.op_timings import (
     BRIEF_PROFILE,
     FULL_PROFILE,
@@ -30,7 +31,6 @@ from neural_mp.core.op_timings import (
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import CORRECTIONS, Precision, make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.report import NO_CORRECTION, OUTPUT_NSR, TIMES

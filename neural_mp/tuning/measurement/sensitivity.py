@@ -23,9 +23,8 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import MeasuringProbe
 from neural_mp.tuning.recording import record_run_setup
-from neural_mp.util.csv_table import write_table
 from neural_mp.util.json_fields import JsonFields
-from neural_mp.util.text import Printed
+from neural_mp.util.text import Printed, write_table
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from scipy.special import log_softmax
 from torch import nn
 
 from neural_mp.adaptors.common.sensitivity import fisher
-from neural_mp.adaptors.common.sensitivity.fisher import draw_direction, measure_weight_noise
+from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+    draw_direction,
+    measure_weight_noise,
+)
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.quant_spec import QuantSpec

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from neural_mp.adaptors.onnxrt.files import storage as onnx_storage
-from neural_mp.adaptors.openvino.files import storage as openvino_storage
+from neural_mp.adaptors.openvino import files as openvino_storage
 from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.errors import ModelLoadError
 

@@ -8,7 +8,10 @@ from machine import DENSE, weight_limit_here
 from onnx_nets import graph, op
 from torch import nn
 
-from neural_mp.adaptors.common.sensitivity.hessian import DIRECTIONS, estimate_weight_sensitivity
+from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+    DIRECTIONS,
+    estimate_weight_sensitivity,
+)
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConversionError
 from neural_mp.testing import machine

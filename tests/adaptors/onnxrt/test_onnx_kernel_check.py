@@ -5,7 +5,7 @@ import pytest
 from onnx_nets import Converted, graph, op, run
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.onnxrt import kernel_check_probe
+from neural_mp.adaptors.onnxrt import kernel_check
 from neural_mp.adaptors.onnxrt.graph.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.core.precision import Precision
@@ -91,7 +91,7 @@ def test_an_op_that_the_runtime_compiles_right_is_not_held_back(node):
 def test_an_op_is_compared_once_per_machine(monkeypatch):
     node = op("AveragePool", "r", "m", kernel_shape=[5, 4], ceil_mode=1)
     first = Converted(between_convolutions(node), X)
-    monkeypatch.setattr(kernel_check_probe, "find_deviation", lambda path: pytest.fail(str(path)))
+    monkeypatch.setattr(kernel_check, "find_deviation", lambda path: pytest.fail(str(path)))
     second = Converted(between_convolutions(node), X)
     assert first.float.rejected_ops == second.float.rejected_ops
 

@@ -8,7 +8,10 @@ from onnx_nets import MACHINE, run
 from onnx_words import IDS, WEIGHTS, plan_of, words
 
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.fisher import list_float_input_specs, measure_layer_noise
+from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+    list_float_input_specs,
+    measure_layer_noise,
+)
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.observations import Observations

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.core.precision import Precision
-from neural_mp.testing.simulation_contract import SimulatedCase, SimulationContract
+from neural_mp.testing.training_contract import SimulatedCase, SimulationContract
 
 
 class Sum(nn.Module):

@@ -7,7 +7,7 @@ from keras import layers
 from keras_nets import compile_briefly
 
 from neural_mp.core.precision import Precision
-from neural_mp.testing.simulation_contract import SimulatedCase, SimulationContract
+from neural_mp.testing.training_contract import SimulatedCase, SimulationContract
 
 INT8 = Precision.INT8
 IMAGE, ROW, SEQUENCE = (6, 6, 4), (16,), (5, 8)

@@ -10,10 +10,10 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from neural_mp.adaptors.common.named_graphs.graph_model import collect_graph_details
-from neural_mp.adaptors.common.named_graphs.model_metadata import (
+from neural_mp.adaptors.common.named_graphs.graph_model import (
     CONVERTED,
     LATER,
+    collect_graph_details,
     read_details,
     restore_example_inputs,
     write_details,

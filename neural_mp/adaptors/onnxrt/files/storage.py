@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.named_graphs.graph_model import collect_graph_details
-from neural_mp.adaptors.common.named_graphs.model_metadata import (
+from neural_mp.adaptors.common.named_graphs.graph_model import (
     CONVERTED,
     LATER,
+    collect_graph_details,
     read_details,
     restore_example_inputs,
     write_details,

@@ -23,7 +23,6 @@ from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
 from neural_mp.adaptors.onnxrt.kernels.ops import is_dequantize, is_quantize
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.targets.bias_correction import corrects_bias
 from neural_mp.adaptors.onnxrt.targets.model import (
     TargetModel,
     build_graph,
@@ -31,15 +30,15 @@ from neural_mp.adaptors.onnxrt.targets.model import (
     count_op_work,
 )
 from neural_mp.adaptors.onnxrt.targets.qdq_structure import Pair, format_type_name
-from neural_mp.adaptors.onnxrt.targets.qdq_writer import write_qdq
+from neural_mp.adaptors.onnxrt.targets.qdq_writer import corrects_bias, write_qdq
+from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+    choose_joined_ranges,
+    ranges_by_algorithm,
+)
 from neural_mp.adaptors.onnxrt.targets.rewrites import (
     RewrittenGraph,
     rewrite_for,
     with_static_shapes,
-)
-from neural_mp.adaptors.onnxrt.targets.shared_scales import (
-    choose_joined_ranges,
-    ranges_by_algorithm,
 )
 from neural_mp.adaptors.onnxrt.targets.switch_model import (
     NoiseProbe,
@@ -48,10 +47,9 @@ from neural_mp.adaptors.onnxrt.targets.switch_model import (
 )
 from neural_mp.amp import FourLists
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.observations import KeptOutputs, Observations, Range
+from neural_mp.core.observations import KeptOutputs, Observations, Range, WidthFigures
 from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.core.width_figures import WidthFigures
 from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.targets import TargetProfile

@@ -18,11 +18,11 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
 )
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.targets.quant_grid import keeps_scale
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     count_multiplications,
     list_target_configs,
 )
-from neural_mp.adaptors.onnxrt.targets.shared_scales import keeps_scale
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability

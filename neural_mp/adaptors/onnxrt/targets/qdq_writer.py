@@ -2,6 +2,9 @@
 
 A tensor is stored once, in the width of the op that computes it. An op of another width reads a
 conversion: DequantizeLinear, QuantizeLinear, DequantizeLinear.
+
+Biases are corrected by the mean that a rounded weight adds to each output channel: Nagel et al.,
+"Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, section 4.2.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     list_used_outputs,
     require_constant_array,
 )
-from neural_mp.adaptors.onnxrt.targets.bias_correction import BIAS_CORRECTION, compute_added_mean
 from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     UNBOUNDED,
     Grid,
+    keeps_scale,
+    list_moved_operands,
     make_activation_grid,
     make_fixed_grid,
     make_observed_grid,
     make_weight_grid,
+    map_result_bounds,
 )
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     find_channel_axis,
@@ -35,17 +40,14 @@ from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
     find_constant_weight,
     is_parameter,
 )
-from neural_mp.adaptors.onnxrt.targets.shared_scales import (
-    keeps_scale,
-    list_moved_operands,
-    map_result_bounds,
-)
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig
 from neural_mp.errors import ConversionError, PlanError
 from neural_mp.targets import TargetProfile
 
+#: Correction of an op in a plan.
+BIAS_CORRECTION = "bias_correction"
 #: Largest integer of a bias after rounding: half of int32, for the sums that follow.
 _MAX_BIAS = 2**30
 #: Least step of a sum of products in 16 bits, over that of the result. QNN computes channels below
@@ -54,6 +56,39 @@ _MAX_BIAS = 2**30
 _LEAST_STEP_RATIO = 2.0**-20
 #: Op types whose results are sums of products with the weight.
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def compute_added_mean(node: ir.Node, error: Array, mean: Array | None) -> Array | None:
+    """Return the mean that the error of a weight adds to each output channel; None if unknown.
+
+    Args:
+        node: a Conv or a Gemm; other ops have no result.
+        error: rounded minus float weight, in the shape of the weight.
+        mean: the mean of each channel of the input; None if not observed.
+    """
+    if mean is None or node.domain or bool(node.attributes.get_int("transA", 0)):
+        return None
+    if node.op_type == "Gemm":
+        rows = error if node.attributes.get_int("transB", 0) else error.T
+        return rows @ mean if mean.size == rows.shape[1] else None
+    if node.op_type != "Conv":
+        return None
+    groups = node.attributes.get_int("group", 1)
+    by_group = error.reshape(groups, len(error) // groups, error.shape[1], -1).sum(3)
+    if mean.size != groups * error.shape[1]:
+        return None
+    return np.einsum("goi,gi->go", by_group, mean.reshape(groups, -1)).ravel()
+
+
+def corrects_bias(node: ir.Node, means: Mapping[str, Array]) -> bool:
+    """Whether the bias of an op can be corrected."""
+    weight = find_constant_weight(node)
+    if weight is None or find_constant_bias(node) is None:
+        return False
+    mean = means.get(str(node.inputs[0].name)) if node.inputs[0] is not None else None
+    return (
+        compute_added_mean(node, np.zeros(require_constant_array(weight).shape), mean) is not None
+    )
 
 
 def write_qdq(

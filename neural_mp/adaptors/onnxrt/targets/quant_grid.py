@@ -1,16 +1,30 @@
-"""Integer grids of activations and weights by the rules of a target."""
+"""Integer grids of activations and weights by the rules of a target, and the ranges below them.
+
+Tensors share a scale where ops only move their values.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.core.enums import QuantDType, Scheme
+from neural_mp.adaptors.onnxrt.graph.edit import (
+    get_constant_array,
+    get_node_input,
+    is_float32,
+    list_used_outputs,
+)
+from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter, writes_float
+from neural_mp.core.enums import CalibrationAlgorithm, QuantDType, Scheme
 from neural_mp.core.observations import Range
+from neural_mp.core.precision import OpConfig
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
+from neural_mp.targets import TargetProfile
 from neural_mp.targets.profile import Activations
 
 #: Storage type → element type of ONNX.
@@ -24,6 +38,13 @@ ELEMENT_TYPES = {
 MIN_RANGE_WIDTH = 1e-4
 #: Smallest scale of a weight: float32 cannot divide by far smaller ones.
 _MIN_WEIGHT_SCALE = 1e-12
+#: Ops that limit values, and leave values within the limits as they are.
+_LIMITING = ("Relu", "Clip")
+#: Op type → the bounds of its results.
+_BOUNDS: Mapping[str, Range] = {
+    **dict.fromkeys(("Sigmoid", "HardSigmoid", "Softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("Tanh", "Sin", "Cos", "Erf"), (-1.0, 1.0)),
+}
 
 
 def get_type_limits(dtype: QuantDType) -> tuple[int, int]:
@@ -141,3 +162,156 @@ def make_weight_grid(
         scale = np.exp2(np.ceil(np.log2(scale)))
     scale = scale.astype(np.float32)
     return Grid(dtype, scale, np.zeros_like(scale, ELEMENT_TYPES[dtype].numpy()), axis)
+
+
+def keeps_scale(node: ir.Node, profile: TargetProfile) -> bool:
+    """Whether an op moves integers: its results have the scale of its operands."""
+    return not node.domain and node.op_type in profile.same_scale and writes_float(node)
+
+
+def list_moved_operands(node: ir.Node) -> list[int]:
+    """Return the positions of the tensors that an op moves: the first, or all of a Concat."""
+    positions = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
+    return [position for position in positions if is_float32(node.inputs[position])]
+
+
+def join_ranges(
+    graph: ir.Graph, ranges: Mapping[str, Range], profile: TargetProfile
+) -> dict[str, Range]:
+    """Return the ranges, with one range for all tensors that an op moves into one.
+
+    A tensor that a Relu or Clip alone reads has the range of the result: integers limit values by
+    themselves, and compilers that fuse both ops round once.
+    """
+    roots: dict[ir.Value, ir.Value] = {}
+
+    def find_root_of(value: ir.Value) -> ir.Value:
+        while value in roots:
+            value = roots[value]
+        return value
+
+    joined = dict(ranges)
+    for node in graph:
+        if not keeps_scale(node, profile):
+            continue
+        values = (node.inputs[position] for position in list_moved_operands(node))
+        moved = [find_root_of(value) for value in values if value and value.const_value is None]
+        if not moved:
+            continue
+        spans = [joined[str(v.name)] for v in moved if str(v.name) in joined]
+        if spans:
+            joined[str(moved[0].name)] = min(s[0] for s in spans), max(s[1] for s in spans)
+        for value in (*moved[1:], *list_used_outputs(node)):
+            if value is not moved[0]:
+                roots[value] = moved[0]
+    for value in roots:
+        span = joined.get(str(find_root_of(value).name))
+        if span is not None:
+            joined[str(value.name)] = span
+    for node in reversed(graph):
+        limited = _find_limited_operand(node, profile)
+        result = None if limited is None else joined.get(str(node.outputs[0].name))
+        if limited is not None and result is not None:
+            joined[str(limited.name)] = result
+    return joined
+
+
+def _find_limited_operand(node: ir.Node, profile: TargetProfile) -> ir.Value | None:
+    """Return the computed tensor that a Relu or Clip alone reads; None for other ops."""
+    if node.op_type not in _LIMITING or node.domain:
+        return None
+    value = node.inputs[0]
+    producer = None if value is None else value.producer()
+    if value is None or producer is None or keeps_scale(producer, profile):
+        return None
+    return value if len(value.uses()) == 1 and not value.is_graph_output() else None
+
+
+def map_result_bounds(graph: ir.Graph, profile: TargetProfile) -> dict[str, Range]:
+    """Return value → the bounds of what ops compute on any data; one for tensors of one scale."""
+    bounds = {
+        str(value.name): _find_bounds(node)
+        for node in graph
+        for value in list_used_outputs(node)
+        if not keeps_scale(node, profile)
+    }
+    inputs = {str(value.name): UNBOUNDED for value in graph.inputs}
+    return join_ranges(graph, {**inputs, **bounds}, profile)
+
+
+def _find_bounds(node: ir.Node) -> Range:
+    if node.op_type == "Clip" and not node.domain:
+        limits = (get_constant_array(get_node_input(node, position)) for position in (1, 2))
+        low, high = (None if limit is None else float(limit) for limit in limits)
+        return UNBOUNDED[0] if low is None else low, UNBOUNDED[1] if high is None else high
+    return UNBOUNDED if node.domain else _BOUNDS.get(node.op_type, UNBOUNDED)
+
+
+def map_touching_ops(
+    graph: ir.Graph, ops: Collection[str], profile: TargetProfile
+) -> dict[ir.Value, list[str]]:
+    """Return tensor → the ops among `ops` that write or read it, also through moving ops.
+
+    Ops are in the order of the graph: the one that writes the tensor is the first.
+    """
+    roots: dict[ir.Value, tuple[ir.Value, ...]] = {}
+    touching: dict[ir.Value, list[str]] = {}
+    for node in graph:
+        name = str(node.name)
+        if node.inputs and keeps_scale(node, profile):
+            moved = [node.inputs[position] for position in list_moved_operands(node)]
+            computed = [v for v in moved if v is not None and v.const_value is None]
+            sources = tuple(root for value in computed for root in roots.get(value, (value,)))
+            if sources:
+                roots.update(dict.fromkeys(list_used_outputs(node), sources))
+                continue
+        if name not in ops:
+            continue
+        operands = [
+            value
+            for position, value in enumerate(node.inputs)
+            if is_float32(value) and value is not None and value.const_value is None
+            if not is_parameter(node, position)
+        ]
+        for value in (*operands, *list_used_outputs(node)):
+            for root in roots.get(value, (value,)):
+                names = touching.setdefault(root, [])
+                if name not in names:
+                    names.append(name)
+    return touching
+
+
+def choose_joined_ranges(
+    graph: ir.Graph,
+    observed: Mapping[str, Mapping[str, Range]],
+    configs: Mapping[str, OpConfig],
+    profile: TargetProfile,
+) -> dict[str, Range]:
+    """Return value → the range that its integers must cover.
+
+    The first op in integers that writes or reads a tensor decides on the calibration algorithm.
+
+    Args:
+        graph: the float graph, with types.
+        observed: value → calibration algorithm → its range.
+        configs: op → its config in integers.
+        profile: the rules of the target.
+    """
+    algorithms = {
+        str(value.name): spec.algorithm
+        for value, ops in map_touching_ops(graph, configs, profile).items()
+        if (spec := configs[ops[0]].activation) is not None
+    }
+    default = CalibrationAlgorithm.MINMAX
+    ranges = {name: by[algorithms.get(name, default)] for name, by in observed.items()}
+    return join_ranges(graph, ranges, profile)
+
+
+def ranges_by_algorithm(
+    graph: ir.Graph, observed: Mapping[str, Mapping[str, Range]], profile: TargetProfile
+) -> dict[str, dict[str, Range]]:
+    """Return calibration algorithm → value → its range if that algorithm chooses all ranges."""
+    return {
+        algorithm: join_ranges(graph, {n: by[algorithm] for n, by in observed.items()}, profile)
+        for algorithm in RANGE_ALGORITHMS
+    }

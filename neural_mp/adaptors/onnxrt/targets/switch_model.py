@@ -26,14 +26,14 @@ from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     make_fixed_grid,
     make_observed_grid,
     make_weight_grid,
+    map_result_bounds,
+    map_touching_ops,
 )
 from neural_mp.adaptors.onnxrt.targets.quantized_ops import find_channel_axis, find_constant_weight
-from neural_mp.adaptors.onnxrt.targets.shared_scales import map_result_bounds, map_touching_ops
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType
-from neural_mp.core.observations import Range
+from neural_mp.core.observations import Range, TensorNoise
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
-from neural_mp.core.width_figures import TensorNoise
 from neural_mp.targets import TargetProfile
 from neural_mp.util.noise import compute_mean_nsr, compute_output_nsrs
 from neural_mp.util.pytree import list_float_arrays

@@ -30,7 +30,7 @@ from neural_mp.compat.inc.utils import CpuInfo, dump_elapsed_time, iterator_sess
 from neural_mp.compat.inc.v3.algorithm_config import FP32_ONLY, Int8Config
 from neural_mp.compat.inc.v3.base_config import BaseConfig, ComposableConfig
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
-from neural_mp.compat.inc.v3.conversion import (
+from neural_mp.compat.inc.v3.flow import (
     list_algorithm_configs,
     merge_algorithm_rules,
     parse_config_dict,

@@ -12,11 +12,11 @@ from neural_mp.compat.inc.import_aliases import make_absent_getter
 from neural_mp.compat.inc.v3.base_config import BaseConfig, ComposableConfig, expanded
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
 from neural_mp.compat.inc.v3.common_names import get_all_config_set_from_config_registry
-from neural_mp.compat.inc.v3.conversion import list_algorithm_configs
 from neural_mp.compat.inc.v3.flow import (
     convert,
     finalize_calibration,
     get_own_module,
+    list_algorithm_configs,
     load,
     prepare,
     prepare_qat,

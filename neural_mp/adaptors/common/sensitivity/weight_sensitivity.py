@@ -1,4 +1,4 @@
-"""Sensitivity to the rounding of each weight, for every form of storage: Fisher probe.
+"""Sensitivity of weights to rounding: Fisher probe of every form of storage, and HAWQ-V2 scores.
 
 A sampled log-likelihood is differentiated by all weights, one sample at a time. Half the mean of
 ⟨gradient, rounded weight - weight⟩² is the divergence of the outputs to second order, as the Fisher
@@ -11,12 +11,14 @@ square: of a weight W with the rounding error Δ, tr(ΔHΔᵀ) / tr(WHWᵀ), whe
 of its inputs, the Hessian of the squared error by a row of W (Frantar and Alistarh, "Optimal Brain
 Compression", 2022). Both are computed on sampled inputs; a kernel that rounds its inputs to INT8
 adds that error.
+
+HAWQ-V2 scores follow from second derivatives: the trace of the Hessian of the loss.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +26,9 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Gradients, StoredLayer, require_part
+from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectedWeights, split_portions
+from neural_mp.adaptors.common.weights.cross_layer_scaling import round_int8_weight
 from neural_mp.adaptors.common.weights.grouped_weight import (
     Floats,
     input_group_size,
@@ -44,6 +48,11 @@ _CHANGE_BYTES = 2 << 30
 #: Rows of an input sampled from one part of a batch, and in total.
 _ROWS_PER_PART, _ROWS = 32, 512
 _TINY = 1e-30
+#: Directions r at the outputs → op → squared norm of its gradient, |Jᵀr|².
+Squares = Callable[[list[Array]], Mapping[str, float]]
+#: Number of random directions at the outputs, averaged to estimate a trace.
+DIRECTIONS = 8
+_SIGNS = np.array([-1, 1], np.float32)
 
 
 def measure_weight_noise(
@@ -247,3 +256,48 @@ def _compute_kernel_output(
     stored = corrected.get_grouped_weight(op, weight, spec)
     scaled = rows if stored.input_factors is None else rows * stored.input_factors
     return round_grouped_inputs(scaled, size) @ stored.stored_floats().T
+
+
+def estimate_weight_sensitivity(
+    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
+) -> dict[str, float]:
+    """Return op with an INT8 weight → sensitivity to rounding the weight.
+
+    Dong et al., "HAWQ-V2: Hessian Aware trace-Weighted Quantization", 2020, equation 9: the mean of
+    the Hessian's diagonal by the weight, times the squared distance of the weight from its
+    rounding. The loss is half the squared distance of the outputs from their FP32 values, so no
+    labels are needed; at its minimum, its Hessian is JᵀJ.
+
+    Raises:
+        ConversionError: the framework has no gradients.
+    """
+    if not adaptor.offers("hessian_traces"):
+        adaptor.hessian_traces(model, batches, ())  # refuses before anything is computed
+    layers = require_part(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(
+        model
+    )
+    ops = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
+    sensitivity = {}
+    for op, trace in adaptor.hessian_traces(model, batches, ops).items():
+        matrix = layers[op].as_matrix().astype(np.float64)
+        rounded = round_int8_weight(matrix, weight_limit_of(space, op))
+        distance = float(np.square(matrix - rounded).sum())
+        sensitivity[op] = trace / matrix.size * distance
+    return sensitivity
+
+
+def estimate_summed_traces(
+    ops: Iterable[str], batches: Iterable[tuple[Sequence[Sequence[int]], Squares]]
+) -> dict[str, float]:
+    """Return op → trace of JᵀJ by its weight, summed over batches (Hutchinson's estimator).
+
+    A batch is the shapes of its outputs and a function of directions at the outputs.
+    """
+    traces = dict.fromkeys(ops, 0.0)
+    for shapes, squares in batches:
+        for seed in range(DIRECTIONS if shapes else 0):
+            random = np.random.default_rng(seed)
+            signs = [random.choice(_SIGNS, tuple(shape)) for shape in shapes]
+            for op, square in squares(signs).items():
+                traces[op] += square / DIRECTIONS
+    return traces

@@ -1,1 +1,0 @@
-"""OpenVINO models in files: load, check, save."""
