@@ -39,8 +39,15 @@ from neural_mp.api.user_metrics import (
 from neural_mp.config import Options, Settings, describe_source
 from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
 from neural_mp.core import hardware as machine
-from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy, is_throughput, parse_objectives
-from neural_mp.core.effort import EFFORT_LIMITS, Effort, EffortLimits
+from neural_mp.core.criterion import (
+    EFFORT_LIMITS,
+    AccuracyCriterion,
+    Effort,
+    EffortLimits,
+    ExitPolicy,
+    is_throughput,
+    parse_objectives,
+)
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Objective, is_latency_only
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
@@ -51,7 +58,7 @@ from neural_mp.runs.history import History, get_storage_url, read_compared_runti
 from neural_mp.runs.registry import describe_machine_key, in_detail
 from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
-from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
+from neural_mp.strategies.basic import AutoMixedPrecision
 from neural_mp.strategies.widening import Widening
 from neural_mp.targets.profile import TargetProfile
 from neural_mp.tuning.evaluation.batches import Batches, FirstBatch

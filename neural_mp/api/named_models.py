@@ -25,8 +25,7 @@ from neural_mp.profiling import (
     time_interleaved_rounds,
 )
 from neural_mp.reporting.tables import BenchmarkRow
-from neural_mp.training.advice import advise
-from neural_mp.training.models import Advice
+from neural_mp.training.advice import Advice, advise
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.measurement.sensitivity import SensitivityReport
 from neural_mp.util.pytree import batch_size_of

@@ -24,7 +24,7 @@ from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:
     from neural_mp.reporting.tables import BenchmarkRow
-    from neural_mp.training.models import Advice
+    from neural_mp.training.advice import Advice
 
 
 def benchmark(

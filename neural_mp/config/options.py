@@ -19,11 +19,11 @@ from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import (
     MIN_SPEEDUP,
     AccuracyCriterion,
+    Effort,
     ExitPolicy,
     check_min_speedup,
     parse_objectives,
 )
-from neural_mp.core.effort import Effort
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Dialect, Objective
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision, Precisions, parse_precisions

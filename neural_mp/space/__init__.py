@@ -18,8 +18,13 @@ from neural_mp.space.explanations import (
     list_effective_ops,
 )
 from neural_mp.space.resolution import ResolvedPlan
-from neural_mp.space.rules import ConversionRules, name_matches
-from neural_mp.space.space import TuningSpace, limit_to_reached, without_non_finite
+from neural_mp.space.space import (
+    ConversionRules,
+    TuningSpace,
+    limit_to_reached,
+    name_matches,
+    without_non_finite,
+)
 
 __all__ = [
     "FP32_ONLY",

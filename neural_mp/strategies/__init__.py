@@ -15,8 +15,7 @@ DEFAULT = "mincut"
 
 def _list_built_in() -> dict[str, type[Strategy]]:
     # Imported on demand: Optuna is slow to import.
-    from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
-    from neural_mp.strategies.basic import Basic
+    from neural_mp.strategies.basic import AutoMixedPrecision, Basic
     from neural_mp.strategies.bit_allocation import BitAllocation
     from neural_mp.strategies.mincut import MinimumCut
     from neural_mp.strategies.optuna_search import Bayesian, RandomSearch, Tpe

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.adaptors.tensorflow.training.watch import Watch
     from neural_mp.core.loss_scale import LossScale
-    from neural_mp.training.advice import advise
+    from neural_mp.training.advice import (
+        advise,
+        apply_plan,
+        devices,
+        first_nonfinite,
+        is_gpu_available,
+    )
     from neural_mp.training.loop import TrainingProgress, fit
-    from neural_mp.training.models import apply_plan, devices, first_nonfinite, is_gpu_available
     from neural_mp.training.policies import (
         disable_graph_rewrite,
         disable_mixed_precision_graph_rewrite,
@@ -40,8 +45,8 @@ _LAZY = {
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),
-    "apply_plan": (None, "neural_mp.training.models"),
-    "devices": (None, "neural_mp.training.models"),
+    "apply_plan": (None, "neural_mp.training.advice"),
+    "devices": (None, "neural_mp.training.advice"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
     "disable_graph_rewrite": (None, "neural_mp.training.policies"),
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.policies"),
@@ -50,10 +55,10 @@ _LAZY = {
     "OptimizerChoice": (None, "neural_mp.adaptors.common.simulation"),
     "TrainingProgress": (None, "neural_mp.training.loop"),
     "fit": (None, "neural_mp.training.loop"),
-    "first_nonfinite": (None, "neural_mp.training.models"),
+    "first_nonfinite": (None, "neural_mp.training.advice"),
     "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.policies"),
     "graph_rewrite": (None, "neural_mp.training.policies"),
-    "is_gpu_available": (None, "neural_mp.training.models"),
+    "is_gpu_available": (None, "neural_mp.training.advice"),
     "kept_layers": (None, "neural_mp.training.policies"),
     "quantization_aware": (None, "neural_mp.api.quantization_aware"),
     "set_policy": (None, "neural_mp.training.policies"),

@@ -25,7 +25,7 @@ from neural_mp.errors import (
     UnsupportedPrecisionError,
     did_you_mean,
 )
-from neural_mp.training.models import devices
+from neural_mp.training.advice import devices
 from neural_mp.util.system.environment import restore_users_environment
 
 FLOAT32 = "float32"

@@ -20,7 +20,7 @@ from neural_mp.adaptors.transfer import list_reading_runtimes, transfer_file, tr
 from neural_mp.api.runtime_comparison import ReferenceOutputs, compare_outputs
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core import hardware
-from neural_mp.core.effort import EFFORT_LIMITS, Effort
+from neural_mp.core.criterion import EFFORT_LIMITS, Effort
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import measurement as timing
 from neural_mp.tuning.evaluation.batches import Batches

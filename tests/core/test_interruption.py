@@ -10,8 +10,8 @@ import pytest
 import sympy
 from still_clock import StillClock
 
-from neural_mp.util.system import interruption
-from neural_mp.util.system.interruption import TimeLimitError, interrupt_after_seconds
+from neural_mp.util.system import watched_thread
+from neural_mp.util.system.watched_thread import TimeLimitError, interrupt_after_seconds
 
 
 def grow_expressions(end: float) -> None:
@@ -44,7 +44,7 @@ def test_other_code_and_other_threads_are_not_interrupted():
 def test_nothing_is_raised_after_the_end(monkeypatch):
     """The limit passes right after the end, by the clock of the watcher."""
     clock = StillClock()
-    monkeypatch.setattr(interruption, "_read_clock_seconds", lambda _: clock.now)
+    monkeypatch.setattr(watched_thread, "_read_clock_seconds", lambda _: clock.now)
     with interrupt_after_seconds(0.05, within="sympy"):
         sympy.expand((sympy.Symbol("x") + 1) ** 3)
     clock.sleep(1)
@@ -70,7 +70,7 @@ def test_imports_are_not_interrupted_but_code_that_runs_within_one_is(tmp_path, 
         module = importlib.import_module("pure_functions")
     assert callable(module.spin)
     (tmp_path / "runs_on_import.py").write_text(
-        "from neural_mp.util.system.interruption import interrupt_after_seconds\n"
+        "from neural_mp.util.system.watched_thread import interrupt_after_seconds\n"
         "from pure_functions import spin\n"
         "with interrupt_after_seconds(0.05, within='pure_functions'):\n"
         "    spin(60)\n"

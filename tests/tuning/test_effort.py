@@ -19,7 +19,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.api import job_builder
 from neural_mp.config import settings_from
 from neural_mp.core import criterion
-from neural_mp.core.effort import EFFORT_LIMITS, Effort
+from neural_mp.core.criterion import EFFORT_LIMITS, Effort
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import measurement as timing
 from neural_mp.reporting import LiveListener

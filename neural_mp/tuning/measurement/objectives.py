@@ -10,8 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.criterion import MIN_SPEEDUP
-from neural_mp.core.effort import NORMAL_LIMITS, EffortLimits
+from neural_mp.core.criterion import MIN_SPEEDUP, NORMAL_LIMITS, EffortLimits
 from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.op_timings import Workload

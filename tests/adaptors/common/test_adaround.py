@@ -12,7 +12,7 @@ from neural_mp.adaptors.common.weights.adaround import (
     reconstruct_layer_weight,
 )
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
-from neural_mp.util.system.interruption import TimeLimit
+from neural_mp.util.system.watched_thread import TimeLimit
 
 GROUPS, OUTPUTS, INPUTS, ROWS = 2, 16, 36, 2000
 OPTIONS = LearnOptions()

@@ -21,7 +21,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES, find_fixed_axes
 from neural_mp.adaptors.pytorch.pt2 import archive
 from neural_mp.errors import CaptureError, ConversionError, DataError, ModelLoadError
-from neural_mp.util.system import interruption
+from neural_mp.util.system import watched_thread
 
 WINDOWS = (5, 3, 7, 4)
 
@@ -57,7 +57,7 @@ def limit(monkeypatch):
 def clock(limit, monkeypatch):
     """The clock of the limit, on which seconds pass only in code that a test slows down."""
     clock = StillClock()
-    monkeypatch.setattr(interruption, "_read_clock_seconds", lambda _: clock.now)
+    monkeypatch.setattr(watched_thread, "_read_clock_seconds", lambda _: clock.now)
     clock.keep_time_of(monkeypatch, module_capture)
     return clock
 

@@ -25,7 +25,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.precision import make_weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
-from neural_mp.util.system.interruption import TimeLimit
+from neural_mp.util.system.watched_thread import TimeLimit
 
 ADAPTOR = PyTorchAdaptor()
 STEPS = 30

@@ -12,8 +12,14 @@ from neural_mp.adaptors.tensorflow.graph import fusion
 from neural_mp.adaptors.tensorflow.graph.ops import OPS
 from neural_mp.core.precision import Precision
 from neural_mp.testing.graphs.graph_check import Verdict
-from neural_mp.testing.graphs.tensorflow_graphs import TensorFlowGraph, check_graph, drawn_graph
-from neural_mp.testing.graphs.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw
+from neural_mp.testing.graphs.tensorflow_graphs import (
+    EVERYWHERE,
+    ON_IMAGES,
+    Draw,
+    TensorFlowGraph,
+    check_graph,
+    drawn_graph,
+)
 
 KINDS = (*EVERYWHERE, *ON_IMAGES)
 

@@ -25,7 +25,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 from neural_mp.core.enums import Scheme
 from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.util.pytree import Array
-from neural_mp.util.system.interruption import TimeLimit
+from neural_mp.util.system.watched_thread import TimeLimit
 
 #: Smallest and largest fraction of a group's range.
 _FACTORS = 0.3, 1.2

@@ -51,7 +51,7 @@ from neural_mp.adaptors.pytorch.versions import (
     without_stack_traces,
 )
 from neural_mp.errors import CaptureError, ConversionError, DataError
-from neural_mp.util.system.interruption import TimeLimitError
+from neural_mp.util.system.watched_thread import TimeLimitError
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)

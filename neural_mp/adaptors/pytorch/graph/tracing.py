@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.util.system.interruption import interrupt_after_seconds
+from neural_mp.util.system.watched_thread import interrupt_after_seconds
 
 #: Held while code is traced, exported or read as a program: torch keeps the modes of a trace, and
 #: this package exchanges kernels, methods and the error output, for the whole process. A trace in

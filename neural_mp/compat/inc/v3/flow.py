@@ -21,9 +21,9 @@ from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.script_log import logger
 from neural_mp.compat.inc.training import train_in_place
-from neural_mp.compat.inc.v3.algorithm_config import AlgorithmConfig
 from neural_mp.compat.inc.v3.base_config import (
     EVERY_OP,
+    AlgorithmConfig,
     BaseConfig,
     ComposableConfig,
     get_type_name,

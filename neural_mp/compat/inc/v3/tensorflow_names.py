@@ -27,8 +27,7 @@ from neural_mp.compat.inc.model import (
 )
 from neural_mp.compat.inc.user_objects import DataLoader
 from neural_mp.compat.inc.utils import CpuInfo, dump_elapsed_time, iterator_sess_run, logger
-from neural_mp.compat.inc.v3.algorithm_config import FP32_ONLY, Int8Config
-from neural_mp.compat.inc.v3.base_config import BaseConfig, ComposableConfig
+from neural_mp.compat.inc.v3.base_config import FP32_ONLY, BaseConfig, ComposableConfig, Int8Config
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
 from neural_mp.compat.inc.v3.flow import (
     list_algorithm_configs,

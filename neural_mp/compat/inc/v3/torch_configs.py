@@ -10,7 +10,7 @@ import numpy as np
 
 from neural_mp.compat.inc.import_aliases import NotHereError, make_absent_getter
 from neural_mp.compat.inc.script_log import logger
-from neural_mp.compat.inc.v3.algorithm_config import (
+from neural_mp.compat.inc.v3.base_config import (
     DENSE,
     AlgorithmConfig,
     Int8Config,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.compat.inc.import_aliases import make_absent_getter
-from neural_mp.compat.inc.v3.algorithm_config import WeightOnlyConfig
+from neural_mp.compat.inc.v3.base_config import WeightOnlyConfig
 from neural_mp.compat.inc.v3.flow import convert, load, prepare
 from neural_mp.compat.inc.v3.torch_configs import AutoRoundConfig, AWQConfig, RTNConfig, TEQConfig
 from neural_mp.compat.inc.v3.torch_configs import GPTQConfig as GPTQOfTorch
