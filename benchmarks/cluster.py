@@ -33,7 +33,7 @@ from torch import nn
 
 from benchmarks.measurement.search_data import Digits
 from benchmarks.nets.search_nets import search_net
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy
 from neural_mp import MixedPrecision, common
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.job_builder import JobBuilder

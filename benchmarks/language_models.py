@@ -31,13 +31,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.decoders import unseen
 from benchmarks.decoders.calibration import killed, memory
 from benchmarks.decoders.chosen import chosen
 from benchmarks.decoders.goals import Detail, Figure, Goal, table_of_goals, tables_of
 from benchmarks.decoders.settings import Settings, Subject
 from benchmarks.decoders.speed import speed
-from benchmarks.decoders.weights import learned_of, weights_of
+from benchmarks.decoders.weights import MISSED, REFUSED, learned_of, unseen_of, weights_of
 from benchmarks.peers.decoder_peers import peer_plans
 
 Part = Callable[[Sequence[Subject]], Iterator[Detail | Figure]]
@@ -52,12 +51,12 @@ def _weights(subjects: Sequence[Subject]) -> Iterator[Detail | Figure]:
 def _unseen(subjects: Sequence[Subject]) -> Iterator[Detail | Figure]:
     rows = []
     for subject in subjects:
-        for row in unseen.unseen_of(subject):
+        for row in unseen_of(subject):
             rows.append(row)
             yield row
     verdicts = [row.cells[-1] for row in rows]
-    accepted = len(verdicts) - verdicts.count(unseen.REFUSED)
-    yield Figure(Goal.UNSEEN, f"{verdicts.count(unseen.MISSED)} of {accepted}")
+    accepted = len(verdicts) - verdicts.count(REFUSED)
+    yield Figure(Goal.UNSEEN, f"{verdicts.count(MISSED)} of {accepted}")
 
 
 PARTS: dict[str, Part] = {

@@ -52,7 +52,7 @@ RUNS = (
 def tune(run: Run, net: str, workspace: Path) -> None:
     from benchmarks.measurement.search_data import Digits
     from benchmarks.nets.search_nets import net_in
-    from benchmarks.real.metrics import Accuracy
+    from benchmarks.real.case import Accuracy
     from neural_mp import MixedPrecision, common
     from neural_mp.tuning.listener import Listener
 

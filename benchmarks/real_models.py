@@ -27,8 +27,7 @@ from rich.progress import Progress
 
 from benchmarks.measurement.children import child_command
 from benchmarks.real import PLACES
-from benchmarks.real.rows import CHOSEN, ELSEWHERE, FP32, OURS, Row, markdown, table_of
-from benchmarks.real.stages import STAGES
+from benchmarks.real.stages import CHOSEN, ELSEWHERE, FP32, OURS, STAGES, Row, markdown, table_of
 
 #: First line of the message that ends a traceback.
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt): ")

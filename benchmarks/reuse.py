@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.children import run_child
-from benchmarks.nets.resnet50 import resnet50
+from benchmarks.nets.deployed_nets import resnet50
 from neural_mp import AccuracyCriterion, MixedPrecision
 
 #: Name → tolerance and whether earlier runs are looked at.

@@ -5,7 +5,7 @@
                                   [--clock cpu] [--threads 1] [--keep FOLDER]
                                   [--set precisions=bf16 …]
 
-`--models architectures` are the twelve nets of `nets/architecture_nets.py` with random weights.
+`--models architectures` are the twelve nets of `nets/runtime_nets.py` with random weights.
 `--peer` is a Python with NNCF and torchao (and torch, onnx, openvino) in an environment of its own;
 its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ONNX Runtime's own
 tool runs in this environment, as does TFLite, which starts from Keras models of the same build.
@@ -50,8 +50,7 @@ from benchmarks.measurement.runtime_stages import (
     TORCH,
     run_stage,
 )
-from benchmarks.nets.architecture_nets import ARCHITECTURES
-from benchmarks.nets.runtime_nets import CASES, case_of
+from benchmarks.nets.runtime_nets import ARCHITECTURES, CASES, case_of
 from neural_mp.profiling import Ratio, estimate_latency_ratio, estimate_uncontended_latency
 
 #: Variables that set the number of threads of an op.

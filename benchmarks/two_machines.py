@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.measurement.children import child_command
 from benchmarks.measurement.search_data import BATCH, Digits
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 6379

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerators.fidelity import Characters, MaskOverlap, Probability, Spearman
-from benchmarks.nets.export import write_onnx
-from benchmarks.real import encoder, magika, ocr_detection, ocr_direction, ocr_recognition, voice
+from benchmarks.nets.case import write_onnx
+from benchmarks.real import encoder, magika, ocr_detection, ocr_direction, ocr_recognition, speech
 from benchmarks.real.case import Batches, Case, Split
 from benchmarks.real.peers import session_run
 from benchmarks.real.texts import described
@@ -105,6 +105,6 @@ SHIPPED: dict[str, Case] = {
     "OCR recognizer": _case(ocr_recognition.CASE, _with_truth(ocr_recognition.CASE), Characters),
     "OCR detector": _case(ocr_detection.CASE, _beside_fp32(ocr_detection.CASE), MaskOverlap),
     "OCR direction": _case(ocr_direction.CASE, _beside_fp32(ocr_direction.CASE), Probability),
-    "silero-vad": _case(voice.SEQUENCE, _with_truth(voice.SEQUENCE), voice.SEQUENCE.metric),
+    "silero-vad": _case(speech.SEQUENCE, _with_truth(speech.SEQUENCE), speech.SEQUENCE.metric),
     "magika": _case(magika.CASE, _with_truth(magika.CASE), magika.CASE.metric),
 }

@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.accelerators.detections import Detections
-from benchmarks.accelerators.fidelity import MaskOverlap
+from benchmarks.accelerators.fidelity import Detections, MaskOverlap
+from benchmarks.nets.case import write_onnx
 from benchmarks.nets.digit_nets import (
     DistilBert,
     MobileViT,
@@ -27,9 +27,7 @@ from benchmarks.nets.digit_nets import (
     VisionTransformer,
     Yolo,
 )
-from benchmarks.nets.export import write_onnx
-from benchmarks.real.case import Batches, Case, Split
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy, Batches, Case, Split
 
 #: Side of pictures and of scenes, in pixels.
 SIDE, SCENE_SIDE = 16, 32

@@ -1,4 +1,7 @@
-"""Bytes, perplexity and rank correlation of uniform weights and of tuned plans."""
+"""Bytes, perplexity and rank correlation of uniform weights and of tuned plans.
+
+Plans that are accepted on a tuning text are also judged on text that their run does not see.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,9 @@ _RUNS: dict[str, dict[str, Any]] = {
 }
 #: Samples on which divergences of single layers are measured.
 _DIVERGENCE_BATCHES = 4
+UNSEEN_HEADINGS = ("seed", "model", "tuning text", "bytes", "tuning", "unseen", "verdict")
+TOLERANCE = 0.01
+MISSED, HELD, REFUSED = "missed", "held", "not accepted"
 
 
 def tuned(
@@ -214,3 +220,33 @@ def weights_of(subject: Subject) -> Iterator[Detail | Figure]:
 def learned_of(subject: Subject) -> Iterator[Detail | Figure]:
     """Yield rows of learned rounding for the twin with outlier channels."""
     yield from Measured(subject, "outlier channels").uniform(LEARNED)
+
+
+def unseen_of(subject: Subject) -> Iterator[Detail]:
+    """Yield a row per run: several texts per decoder, tolerance 1 %, 2 to 8 bits."""
+    count = subject.settings.tuning_texts
+    for name, net in subject.nets.items():
+        base = perplexity(net, subject.unseen)
+        with tempfile.TemporaryDirectory() as folder:
+            for index in range(count):
+                text = subject.tuning_part(index, count)
+                result = tuned(
+                    net, subject.calibration, text, folder, precisions="int2,int3,int4,int8"
+                )
+                original, converted = (perplexity(model, text) for model in (net, result))
+                unseen = perplexity(result, subject.unseen)
+                verdict = HELD if unseen <= base * (1 + TOLERANCE) else MISSED
+                size = result.adaptor.weight_bytes(result.held)
+                whole = sum(4 * p.numel() for p in net.parameters())
+                yield Detail(
+                    UNSEEN_HEADINGS,
+                    (
+                        str(subject.seed),
+                        name,
+                        f"part {index + 1}",
+                        f"{size / whole:.3f}",
+                        change(converted, original),
+                        change(unseen, base),
+                        verdict if result.met else REFUSED,
+                    ),
+                )

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.measurement.search_data import BATCH, Digits
 from benchmarks.nets.search_nets import net_in
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy
 from neural_mp import ExitPolicy, MixedPrecision, common
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision

@@ -20,10 +20,9 @@ import numpy as np
 from keras import applications, layers, ops
 from keras.src.applications.efficientnet import EfficientNet  # of any size
 
-from benchmarks.accelerators.detections import Detections
+from benchmarks.accelerators.fidelity import Detections
 from benchmarks.accelerators.trained import Arrays, pictures, scenes
-from benchmarks.real.case import Batches, Metric, Split
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy, Batches, Metric, Split
 
 SIDE, STRIDE, CLASSES = 48, 8, 10
 #: Samples for training, calibration and evaluation, and of a batch.

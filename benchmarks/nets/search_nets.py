@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.measurement.search_data import Digits, kept
-from benchmarks.nets.export import write_onnx
+from benchmarks.nets.case import write_onnx
 
 CHAIN_FACTOR, RESIDUAL_FACTOR, NORM_FACTOR = 1024.0, 400.0, 300.0
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.nets.export import write_onnx
+from benchmarks.nets.case import write_onnx
 
 _SIDE, _CELLS = 224, 14
 #: A factor of the last batch norm of ResNet-50's branches; what is added ahead of MobileNetV2's
@@ -37,8 +37,7 @@ def torch_net(name: str) -> Any:
     """A model in torch."""
     import torch
 
-    from benchmarks.nets.mobile_nets import efficientnet_b0, mobilenetv2
-    from benchmarks.nets.resnet50 import resnet50
+    from benchmarks.nets.deployed_nets import efficientnet_b0, mobilenetv2, resnet50
 
     build = {"resnet50": resnet50, "mobilenetv2": mobilenetv2, "efficientnetb0": efficientnet_b0}
     net = build[name]()

@@ -1,4 +1,4 @@
-"""What a case of the bench of pretrained models is made of."""
+"""Parts of a case of the bench of pretrained models, and metrics that several cases share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import numpy as np
 
 Split = Literal["calibration", "test"]
 Batch = tuple[Any, Any]
@@ -73,3 +75,28 @@ def shipped(package: str, *parts: str) -> Path:
             f"the package {package!r} is not installed; pip install -e '.[bench]'"
         )
     return Path(spec.submodule_search_locations[0], *parts)
+
+
+class Share:
+    """The share of answers that are right; a metric says which in `update`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.right = self.all = 0
+
+    def count(self, right: np.ndarray) -> None:
+        """Take in some answers: whether each is right."""
+        self.right += int(np.sum(right))
+        self.all += len(right)
+
+    def result(self) -> float:
+        return self.right / self.all
+
+
+class Accuracy(Share):
+    """The share of samples whose highest score is at the label."""
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        self.count(np.asarray(preds).argmax(1) == labels)

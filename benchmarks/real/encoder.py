@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.nets.export import write_onnx
+from benchmarks.nets.case import write_onnx
 from benchmarks.real.case import Batches, Case, Split, shipped
 from benchmarks.real.texts import described
 

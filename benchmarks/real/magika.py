@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.real.case import Batches, Case, Split, shipped
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy, Batches, Case, Split, shipped
 
 BATCH, MOST_PER_TYPE, LEAST_BYTES, BLOCK = 16, 24, 200, 4096
 #: Ending → what the model calls files with it.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.real.case import Batches, Case, Split, shipped
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy, Batches, Case, Split, shipped
 from benchmarks.real.rendered import line, normalized, phrases
 
 HEIGHT, WIDTH, BATCH = 48, 192, 16

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from benchmarks.real.case import Batches, Case, Split, shipped
-from benchmarks.real.metrics import Share
+from benchmarks.real.case import Batches, Case, Share, Split, shipped
 from benchmarks.real.rendered import line, normalized, phrases
 
 HEIGHT, WIDTH, BATCH = 48, 320, 8

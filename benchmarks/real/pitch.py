@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.real.case import Batches, Case, Split
-from benchmarks.real.metrics import Accuracy
+from benchmarks.real.case import Accuracy, Batches, Case, Split
 
 RATE, WINDOW, BATCH = 16_000, 1024, 16
 #: Semitones from 65.4 Hz on.

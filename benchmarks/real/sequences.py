@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.real.case import Batches, Case, Split
-from benchmarks.real.metrics import Accuracy, Share
+from benchmarks.real.case import Accuracy, Batches, Case, Share, Split
 from benchmarks.real.texts import sentences
 from neural_mp.testing import digits
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.real.case import Batches, Case, Split
-from benchmarks.real.metrics import Share
+from benchmarks.real.case import Batches, Case, Share, Split
 from neural_mp.testing import digits
 
 BATCH, EPOCHS = 32, 30

@@ -1,4 +1,8 @@
-"""Clips of speech and of other sounds, with what of them is speech, at 16 kHz."""
+"""Silero's voice activity detector in the two forms that it is shipped in, on clips of speech.
+
+The one hears a chunk at a time, keeps its state outside, and lies in the branches of an `If`; the
+other hears a whole clip. Clips, at 16 kHz, are of speech and of other sounds, with what is speech.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,7 @@ import wave
 import numpy as np
 from scipy import signal
 
-from benchmarks.real.case import MissingPartError
-from benchmarks.real.metrics import Share
+from benchmarks.real.case import Batches, Case, MissingPartError, Share, Split, shipped
 from benchmarks.real.texts import sentences
 
 RATE = 16_000
@@ -19,6 +22,7 @@ RATE = 16_000
 CHUNK, CONTEXT = 512, 64
 PROGRAM = "espeak-ng"
 VOICES = ("en-us", "en-gb", "de", "en-us+f3", "en-gb+m4", "fr")
+CLIPS, CHUNKS = {"calibration": 4, "test": 16}, 240
 
 
 def spoken(text: str, voice: str, words_per_minute: int) -> np.ndarray:
@@ -88,3 +92,52 @@ class RightChunks(Share):
 
     def update(self, preds: list[np.ndarray], labels: np.ndarray) -> None:
         self.count((np.asarray(preds[0]).reshape(-1) > 0.5) == labels)
+
+
+def _file(name: str) -> str:
+    return str(shipped("silero_vad", "data", name))
+
+
+def _clips(split: Split) -> list[tuple[np.ndarray, np.ndarray]]:
+    start = 60_000 if split == "calibration" else 70_000
+    return [clip(seed, CHUNKS) for seed in range(start, start + CLIPS[split])]
+
+
+def whole_clips(split: Split) -> Batches:
+    """A clip a batch, its chunks one after the other."""
+    state = np.zeros((1, 1, 128), np.float32)
+    clips = [
+        ({"input": frames(sound), "h": state, "c": state}, speech)
+        for sound, speech in _clips(split)
+    ]
+    return Batches(clips, CHUNKS)
+
+
+def chunks(split: Split) -> Batches:
+    """The same chunk of all clips a batch, with the state that the FP32 model is in by then."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(_file("silero_vad.onnx"))
+    sounds, speech = zip(*_clips(split), strict=True)
+    heard = np.stack([frames(sound) for sound in sounds])
+    state, rate = np.zeros((2, len(heard), 128), np.float32), np.array(RATE)
+    parts = []
+    for i in range(CHUNKS):
+        inputs = {"input": heard[:, i], "state": state, "sr": rate}
+        parts.append((inputs, np.array([labels[i] for labels in speech])))
+        _, state = session.run(None, inputs)
+    return Batches(parts, len(heard))
+
+
+def _case(name: str, batches: object) -> Case:
+    return Case(
+        "onnxrt",
+        lambda scratch: _file(name),
+        batches,
+        RightChunks,
+        ("quantize_static", "quantize_dynamic"),
+    )
+
+
+STREAMING = _case("silero_vad.onnx", chunks)
+SEQUENCE = _case("silero_vad_16k_sequence.onnx", whole_clips)

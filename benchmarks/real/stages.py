@@ -1,29 +1,157 @@
-"""The steps of the bench, each of which runs in a process of its own."""
+"""The steps of the bench, each run in a process of its own, and the table of their rows."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from benchmarks.measurement.clock import peak_memory
+from benchmarks.measurement.tables import markdown_table, sectioned_table, shown
 from benchmarks.real import case_named
 from benchmarks.real.case import Case, Metric, MissingPartError
-from benchmarks.real.kernels import integer_kernels
 from benchmarks.real.peers import PEERS, Run, graph_run, module_run, session_run
-from benchmarks.real.rows import CHOSEN, ELSEWHERE, FP32, OURS
 from neural_mp import AccuracyCriterion, MixedPrecision, load
 from neural_mp.adaptors.transfer import transfer_model
 from neural_mp.api.loading import load_source
 from neural_mp.core.enums import SOURCE_RUNTIME
 from neural_mp.profiling import time_interleaved_rounds
 
+FP32, OURS = "FP32", "neural-mp"
+#: Start of the names of a result with a chosen runtime, and of FP32 in another runtime.
+CHOSEN, ELSEWHERE = "neural-mp, runtime=", "FP32 in "
+HEADINGS = (
+    "case",
+    "",
+    "accuracy",
+    "trials",
+    "INT8 ops",
+    "× of FP32",
+    "× of best FP32",
+    "seconds",
+    "peak memory, MB",
+    "file, MB",
+)
 SAVED, REFERENCE, TARGET = "ours", "outputs.npz", "target.json"
+
+
+@dataclass
+class Row:
+    """What is said of one model in one form; None where it is not known.
+
+    Attributes:
+        case: the model.
+        way: `FP32`, ours, or the peer that made it.
+        accuracy: on the test data.
+        met: whether it meets the target.
+        trials: plans tried.
+        int8: integer kernels that run.
+        speed, slowest, fastest: over FP32: of the medians, and of the quartiles.
+        over_best: speed over the fastest FP32, in any runtime.
+        seconds: of the whole conversion, evaluations included.
+        megabytes: the most memory the process held.
+        file: megabytes on disk.
+        warnings: what the user was warned of.
+        error: why there is no result.
+    """
+
+    case: str
+    way: str
+    accuracy: float | None = None
+    met: bool | None = None
+    trials: int | None = None
+    int8: int | None = None
+    speed: float | None = None
+    slowest: float | None = None
+    fastest: float | None = None
+    over_best: float | None = None
+    seconds: float | None = None
+    megabytes: float | None = None
+    file: float | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+
+    def cells(self) -> list[str]:
+        """As they are shown; of what failed, the reason in place of the accuracy."""
+        accuracy = shown(self.accuracy, ".4f")
+        if self.met is False:
+            accuracy += ", below the target"
+        speed = shown(self.speed, ".2f")
+        if self.slowest is not None and self.fastest is not None:
+            speed += f" ({self.slowest:.2f}…{self.fastest:.2f})"
+        return [
+            self.case,
+            self.way,
+            accuracy if self.error is None else self.error[:90],
+            shown(self.trials, "d"),
+            shown(self.int8, "d"),
+            speed,
+            shown(self.over_best, ".2f"),
+            shown(self.seconds, ".0f"),
+            shown(self.megabytes, ".0f"),
+            shown(self.file, ".2f"),
+        ]
+
+
+def table_of(rows: Iterable[Row]) -> Table:
+    """For a terminal."""
+    lines = ((row.case, row.cells()) for row in rows)
+    return sectioned_table("Pretrained models", HEADINGS, lines)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """For a page."""
+    return markdown_table(HEADINGS, (row.cells() for row in rows))
+
+
+def integer_kernels(framework: str, model: Any) -> int:
+    """Of a model as its adaptor holds it; of ONNX, of a file.
+
+    In ONNX Runtime those of the graph that it makes when it loads the model; in the others those
+    of the graph that runs, which their runtimes leave as it is.
+    """
+    if framework == "onnxrt":
+        return sum(map(_is_integer, _nodes(optimized_graph(model))))
+    if framework == "pytorch":
+        graphs = [part.runnable.graph for part in model.parts.values()]
+        return sum("onednn" in str(node.target) for graph in graphs for node in graph.nodes)
+    return sum("Quantized" in node.op for node in model.graph.nodes.values())
+
+
+def optimized_graph(file: str | Path) -> Any:
+    """A `GraphProto` of its kernels, without the weights."""
+    import onnx
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
+
+
+def _nodes(graph: Any) -> Any:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def _is_integer(node: Any) -> bool:
+    kind = node.op_type
+    if kind in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
+        return False
+    return kind.startswith(("QLinear", "DynamicQuantize")) or "Integer" in kind
 
 
 def begin(name: str, folder: Path) -> dict[str, Any]:
