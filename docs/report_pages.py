@@ -1,6 +1,6 @@
 """Three real runs and their pages, for the documentation and for a look at what a page shows.
 
-    python -m benchmarks.page [--net residual3] [--out build/pages]
+    python -m docs.report_pages [--net residual3] [--out build/pages]
 
 A PyTorch net that meets its target, an ONNX file that misses it, and a Keras model whose run is
 killed in its middle: each a run of its own process, each page made of its workspace alone. Where
@@ -18,8 +18,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from benchmarks.measurement.children import child_command
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -50,6 +48,7 @@ RUNS = (
 
 
 def tune(run: Run, net: str, workspace: Path) -> None:
+    """Tune a net in this process, which a run with a limit kills."""
     from benchmarks.measurement.search_data import Digits
     from benchmarks.nets.search_nets import net_in
     from benchmarks.real.case import Accuracy
@@ -80,6 +79,7 @@ def tune(run: Run, net: str, workspace: Path) -> None:
 
 
 def picture(page: Path) -> None:
+    """Write a picture of a page beside it, where Chromium is installed."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         print("there is no Chromium here; no pictures")
@@ -96,6 +96,7 @@ def picture(page: Path) -> None:
 
 
 def main() -> None:
+    """Run all, each in a process of its own, and write their pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--net", default="residual3")
     parser.add_argument("--out", type=Path, default=Path("build/pages"))
@@ -109,16 +110,14 @@ def main() -> None:
         workspace = chosen.out / run.framework
         shutil.rmtree(workspace, ignore_errors=True)
         arguments = ["--net", chosen.net, "--out", str(chosen.out), "--only", run.framework]
-        ended = subprocess.run(child_command("page", *arguments), check=False).returncode
+        command = [sys.executable, "-m", "docs.report_pages", *arguments]
+        ended = subprocess.run(command, check=False).returncode
         expected = -signal.SIGKILL if run.killed_after else 0
         if ended != expected:
             raise SystemExit(f"the run of {run.framework} ended with {ended}")
         page = chosen.out / f"{run.framework}.html"
-        command = "import neural_mp.cli.app as cli; cli.main()"
-        subprocess.run(
-            [sys.executable, "-c", command, "report", str(workspace), "--output", str(page)],
-            check=True,
-        )
+        report = (sys.executable, "-m", "neural_mp.cli.entry_point", "report")
+        subprocess.run([*report, str(workspace), "--output", str(page)], check=True)
         picture(page)
 
 
