@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measurement.children import ChildError, run_child
 from benchmarks.measurement.clock import Clock, import_before_calls, peak_memory
+from benchmarks.measurement.tables import make_table
 
 BATCH = 8
 RUNTIMES = ("pytorch", "onnxrt", "openvino", "tensorflow")
@@ -147,9 +147,8 @@ def compare(name: str, options: argparse.Namespace, console: Console) -> None:
                 costs[way, kind].append(cost_of(way, kind, name, folder, options))
             except ChildError as error:
                 console.print(f"{way} {kind} failed: {str(error).splitlines()[-1]}")
-    table = Table(title=f"{name} to INT8, {options.rounds} rounds")
-    for heading in ("", "", "CPU seconds", "seconds", "CPU seconds of", "peak MB"):
-        table.add_column(heading)
+    headings = ("", "", "CPU seconds", "seconds", "CPU seconds of", "peak MB")
+    table = make_table(f"{name} to INT8, {options.rounds} rounds", *headings, words=2)
     for (way, kind), runs in costs.items():
         if not runs:
             continue

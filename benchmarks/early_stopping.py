@@ -23,8 +23,8 @@ from itertools import product
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.measurement.tables import make_table
 from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.tuning.evaluation.early_stopping import RunningValues, will_miss_target
 
@@ -183,11 +183,10 @@ def main() -> None:
     parser.add_argument("--orders", default=",".join(ORDERS))
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    table = Table(title=f"{options.count:,} evaluations that meet the target, a tenth that miss it")
-    for heading in ("metric", "order", "batches", "best", "1.0 wrongly", "0.3 wrongly"):
-        table.add_column(heading)
-    for heading in ("1.5 stopped · saved", "5.0 stopped · saved", "broken stopped · saved"):
-        table.add_column(heading)
+    title = f"{options.count:,} evaluations that meet the target, a tenth that miss it"
+    headings = [f"{loss} wrongly" for loss in LOSSES[:2]]
+    headings += [f"{loss or 'broken'} stopped · saved" for loss in LOSSES[2:]]
+    table = make_table(title, "metric", "order", "batches", "best", *headings, words=4)
     rows = [
         Row(metric, order, *size, has_best, options.count)
         for metric, order, size, has_best in product(

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measurement.children import run_child
+from benchmarks.measurement.tables import make_table
 from benchmarks.nets.runtime_nets import CALIBRATED, CALIBRATION, CASES, TIMED
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.pytorch.kernels import batch_parts, direct_calls
@@ -77,9 +77,9 @@ def main() -> None:
     if options.cost:
         print_cost(*options.cost)
         return
-    table = Table(title=f"INT8 in PyTorch, {torch.get_num_threads()} threads, CPU time")
-    for heading in ("", *(f"{mode}: ms, page faults" for mode in WAYS), "whole / in parts"):
-        table.add_column(heading, justify="right" if heading else "left")
+    headings = ("", *(f"{mode}: ms, page faults" for mode in WAYS), "whole / in parts")
+    title = f"INT8 in PyTorch, {torch.get_num_threads()} threads, CPU time"
+    table = make_table(title, *headings)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
             convert(name, Path(folder))

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurement.tables import make_table
 from neural_mp.amp import FourLists, paint
 from neural_mp.amp import graph_of as graph_of_triples
 from neural_mp.core.enums import RuleSet
@@ -183,9 +184,7 @@ def painted_graph(size: int) -> OpGraph:
 
 def painting_table(sizes: list[int]) -> Table:
     """Return seconds of four-list painting by rules, and microseconds per op."""
-    table = Table(title="Painting, seconds (microseconds an op)")
-    for heading in ("ops", *RuleSet):
-        table.add_column(heading, justify="right")
+    table = make_table("Painting, seconds (microseconds an op)", "ops", *RuleSet)
     for size in sizes:
         ops_graph = painted_graph(size)
         cells = []
@@ -212,18 +211,9 @@ def main() -> None:
         return
     for strategy in options.strategies.split(","):
         Planning(20, strategy).run()  # imports what it needs
-        table = Table(title=f"{strategy}: planning, seconds, evaluations not counted")
-        for heading in (
-            "ops",
-            "decided",
-            "trials",
-            "met",
-            "seconds",
-            *PARTS,
-            "µs an op",
-            "× a doubling",
-        ):
-            table.add_column(heading, justify="right")
+        title = f"{strategy}: planning, seconds, evaluations not counted"
+        counted = ("ops", "decided", "trials", "met", "seconds")
+        table = make_table(title, *counted, *PARTS, "µs an op", "× a doubling")
         previous, profile = None, cProfile.Profile()
         for size in sizes:
             current = Planning(size, strategy)

@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.children import run_child
+from benchmarks.measurement.tables import make_table
 from benchmarks.nets import vision_nets
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
@@ -134,13 +135,6 @@ def spread(found: dict[str, float]) -> str:
     return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
-def table(title: str, *headings: str) -> Table:
-    result = Table(title=title)
-    for heading in headings:
-        result.add_column(heading)
-    return result
-
-
 def vision_rows(framework: str, limit: str, model: str, results: Any) -> Iterator[tuple[str, ...]]:
     decibels, sizes = results["decibels"], results["sizes"]
     saturating = "saturating" in results["products"].values()
@@ -165,20 +159,10 @@ def compare_vision(
     frameworks: list[str], models: list[str], requested: str | None, batches: str
 ) -> Table:
     """All rows of ResNet-50 and MobileNetV2."""
-    result = table(
-        "INT8 beside FP32",
-        "framework",
-        "limit",
-        "products",
-        "model",
-        "batch",
-        "× of FP32",
-        "SQNR, dB",
-        "full range",
-        "portable",
-        "speed of portable / here",
-        "MB FP32 / here / portable",
-    )
+    figures = ("× of FP32", "SQNR, dB", "full range", "portable", "speed of portable / here")
+    words = ("framework", "limit", "products", "model", "batch")
+    headings = (*words, *figures, "MB FP32 / here / portable")
+    result = make_table("INT8 beside FP32", *headings, words=len(headings))
     for framework in frameworks:
         for limit in limits_for(framework, requested):
             for model in models:

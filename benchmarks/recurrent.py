@@ -26,7 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks.measurement.tables import make_table
 
 HIDDEN, STEPS, BATCHES, GROUPS = 256, 32, (1, 16), 5
 Array = np.ndarray
@@ -233,9 +234,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     parts = [part for part in options.layers.split(",") if part]
-    table = Table(title=f"Hidden size {HIDDEN}, {STEPS} steps, one thread")
-    for column in ("framework", "layer", "batch", "FP32, ms", "× of FP32", "error", "plan"):
-        table.add_column(column, justify="left" if column in ("layer", "plan") else "right")
+    headings = ("framework", "layer", "batch", "FP32, ms", "× of FP32", "error", "plan")
+    table = make_table(f"Hidden size {HIDDEN}, {STEPS} steps, one thread", *headings, words=2)
     for framework in options.frameworks.split(","):
         cases = FRAMEWORKS[framework](lambda layer: not parts or any(p in layer for p in parts))
         for case in cases:

@@ -50,6 +50,7 @@ from benchmarks.measurement.runtime_stages import (
     TORCH,
     run_stage,
 )
+from benchmarks.measurement.tables import make_table
 from benchmarks.nets.runtime_nets import ARCHITECTURES, CASES, case_of
 from neural_mp.profiling import Ratio, estimate_latency_ratio, estimate_uncontended_latency
 
@@ -208,9 +209,8 @@ def _call_cost(file: Path) -> dict[str, float]:
 
 def column_table(column: Column, clock: str) -> Table:
     """One model at one batch size: every way with its latency, speed and fidelity."""
-    table = Table(title=f"{column.name}, batch {column.size}")
-    for heading in ("", f"ms ({clock})", "× of PyTorch FP32", "99 %", "SQNR, dB"):
-        table.add_column(heading, justify="right" if heading else "left")
+    headings = ("", f"ms ({clock})", "× of PyTorch FP32", "99 %", "SQNR, dB")
+    table = make_table(f"{column.name}, batch {column.size}", *headings)
     for label, seconds in column.seconds.items():
         speed = column.speed(label, TORCH)
         assert speed is not None
@@ -231,10 +231,7 @@ def decibels(noise: float) -> str:
 
 def summary(columns: list[Column]) -> Table:
     """All columns: speeds over PyTorch FP32, and ours over the best of the others."""
-    table = Table(title="speed over PyTorch FP32")
-    table.add_column("")
-    for column in columns:
-        table.add_column(column.title, justify="right")
+    table = make_table("speed over PyTorch FP32", "", *(column.title for column in columns))
     contenders = dict.fromkeys(contender for column in columns for contender in column.seconds)
     for contender in contenders:
         speeds = [column.speed(contender, TORCH) for column in columns]
@@ -290,10 +287,8 @@ def _fidelity(column: Column) -> str:
 
 def run_table(columns: list[Column]) -> Table:
     """Return the table of our runs: CPU seconds, peak memory, both over NNCF's, and the plan."""
-    table = Table(title="runs of ours, CPU seconds")
     headings = ("", "run", "over NNCF", "choice", "peak MB", "over NNCF", "trials", "target", "ops")
-    for heading in headings:
-        table.add_column(heading)
+    table = make_table("runs of ours, CPU seconds", *headings)
     for column in columns:
         tuned, peer = column.tuned, column.peer
         if not tuned:

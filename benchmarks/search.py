@@ -31,7 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.measurement.search_run import Case, Row, int8_ops
-from benchmarks.measurement.tables import markdown_table, sectioned_table, shown
+from benchmarks.measurement.tables import make_table, markdown_table, sectioned_table, shown
 from benchmarks.peers.search_peer import peer_rows
 from neural_mp.strategies import list_strategy_classes
 
@@ -114,9 +114,9 @@ def check(selected: Iterable[Case], console: Console) -> None:
     """What the hostile places do: nothing in FP32, much in all INT8."""
     from benchmarks.nets.search_nets import deviation
 
-    table = Table(title="Accuracy on 597 digits; what hostile places change in FP32 is relative")
-    for heading in ("framework", "model", "FP32", "changed by", "all INT8", "INT8 ops"):
-        table.add_column(heading, justify="right")
+    title = "Accuracy on 597 digits; what hostile places change in FP32 is relative"
+    headings = ("framework", "model", "FP32", "changed by", "all INT8", "INT8 ops")
+    table = make_table(title, *headings, words=2)
     for case in selected:
         changed, plain = deviation(case.model)
         lowest = case.accuracy_of_fastest()

@@ -40,6 +40,7 @@ from rich.table import Table
 
 from benchmarks.accelerators.shipped import SHIPPED
 from benchmarks.accelerators.trained import RECIPES, trained_case
+from benchmarks.measurement.tables import make_table
 from benchmarks.peers import amd_quark
 from benchmarks.real.case import Batches, Case, Metric
 from neural_mp import MixedPrecision
@@ -347,11 +348,10 @@ def _sample_of(
 
 def table_of(rows: list[Row], options: argparse.Namespace) -> Table:
     """Return the table of all nets."""
-    table = Table(title=f"target {options.target}, tolerated loss {options.tolerance:.1%}")
     losses = [f"loss of {name}" for name in (*peers_of(options), "ours")]
     columns = ("emulated less", "SQNR", "MACs in 8×8", "evaluations", "search", "run")
-    for heading in ("net", "FP32", *losses, *columns, "refused", "in float"):
-        table.add_column(heading, justify="left" if heading == "net" else "right")
+    title = f"target {options.target}, tolerated loss {options.tolerance:.1%}"
+    table = make_table(title, "net", "FP32", *losses, *columns, "refused", "in float")
     for row in rows:
         table.add_row(*cells_of(row))
     table.caption = (

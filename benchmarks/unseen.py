@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measurement.runtime_stages import FLOATS, OURS, PEERS, TORCH
+from benchmarks.measurement.tables import make_table
 from benchmarks.nets.drawn_nets import FAMILIES, drawn_names
 from benchmarks.runtimes import (
     Bench,
@@ -38,10 +39,9 @@ MAX_STAGE_SECONDS = 600.0
 
 def net_table(columns: list[Column], failures: list[str]) -> Table:
     """All nets: the runtime of ours, and speeds over eager PyTorch, peers and the best FP32."""
-    table = Table(title="nets drawn by a seed, speed of ours")
-    table.add_column("net, batch")
-    for heading in ("runtime", "SQNR, dB", "over PyTorch", "over the best peer", "over FP32"):
-        table.add_column(heading, justify="right")
+    over = ("over PyTorch", "over the best peer", "over FP32")
+    title = "nets drawn by a seed, speed of ours"
+    table = make_table(title, "net, batch", "runtime", "SQNR, dB", *over)
     for column in columns:
         speeds = [column.speed_over_best(OURS, peers) for peers in ((TORCH,), PEERS, FLOATS)]
         table.add_row(
@@ -57,9 +57,8 @@ def net_table(columns: list[Column], failures: list[str]) -> Table:
 
 def distribution_table(columns: list[Column], failures: list[str]) -> Table:
     """The distribution of speeds over the best peer and the best FP32."""
-    table = Table(title="distribution")
-    for heading in ("ours over", "nets", "10th percentile", "median", "surely below 1"):
-        table.add_column(heading, justify="right")
+    headings = ("ours over", "nets", "10th percentile", "median", "surely below 1")
+    table = make_table("distribution", *headings)
     for label, peers in {"the best peer": PEERS, "the best FP32": FLOATS}.items():
         ratios = [column.speed_over_best(OURS, peers) for column in columns]
         speeds = [ratio for ratio in ratios if ratio is not None]

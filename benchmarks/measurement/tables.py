@@ -15,14 +15,19 @@ def shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
+def make_table(title: str, *headings: str, words: int = 1) -> Table:
+    """For a terminal: columns of words, so many, then columns of figures."""
+    table = Table(title=title)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < words else "right")
+    return table
+
+
 def sectioned_table(
     title: str, headings: Sequence[str], lines: Iterable[tuple[object, list[str]]]
 ) -> Table:
     """For a terminal: a line between those of one section, which comes first in each pair."""
-    table = Table(title=title)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < WORDS else "right")
-    previous = None
+    table, previous = make_table(title, *headings, words=WORDS), None
     for section, cells in lines:
         if previous not in (None, section):
             table.add_section()
