@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from rich.table import Table
 
 from benchmarks.measurement.tables import sectioned_table, shown
 from benchmarks.nets.litert_nets import RECIPES, train_net
-from benchmarks.peers.lite_peers import PEERS
 from benchmarks.real.case import Batches, Metric
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
@@ -49,6 +48,40 @@ FLOAT, OURS = "float", "neural-mp"
 LARGE = "EfficientNet-B0 at 224"
 ROUNDS, CALLS, WARMUP = 60, 20, 5
 TRIALS = 5
+
+
+def _iterate_samples(batches: Batches) -> Iterator[np.ndarray]:
+    for inputs, _ in batches:
+        yield from (inputs[i : i + 1] for i in range(len(inputs)))
+
+
+def convert_by_tensorflow(net: keras.Model, content: bytes, calibration: Batches) -> bytes:
+    """Return full INT8 by `TFLiteConverter`, with inputs and outputs in float."""
+    import tensorflow as tf
+
+    converter = tf.lite.TFLiteConverter.from_keras_model(net)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([x] for x in _iterate_samples(calibration))
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    return bytes(converter.convert())
+
+
+def convert_by_quantizer(net: keras.Model, content: bytes, calibration: Batches) -> bytes:
+    """Return the default static recipe of AI Edge Quantizer, with its own calibration."""
+    from ai_edge_quantizer import quantizer, recipe
+
+    ((key, ports),) = Interpreter(model_content=content).get_signature_list().items()
+    samples = [{ports["inputs"][0]: x} for x in _iterate_samples(calibration)]
+    tool = quantizer.Quantizer(content)
+    tool.load_quantization_recipe(recipe.static_wi8_ai8())
+    ranges: Any = tool.calibrate({key: samples}, num_threads=1)
+    return bytes(tool.quantize(ranges, enable_progress_report=False).quantized_model)
+
+
+PEERS: Mapping[str, Callable[[keras.Model, bytes, Batches], bytes]] = {
+    "TFLiteConverter": convert_by_tensorflow,
+    "AI Edge Quantizer": convert_by_quantizer,
+}
 
 
 class Program:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import rankdata
 
-from benchmarks.real.ocr_detection import THRESHOLD, overlap
-from benchmarks.real.ocr_recognition import text_of
+from benchmarks.real.ocr import THRESHOLD, overlap, text_of
 
 #: Least score of a detection, and overlap of boxes of one object.
 _LEAST_SCORE, _SAME_OBJECT = 0.3, 0.5

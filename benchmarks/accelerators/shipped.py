@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.accelerators.fidelity import Characters, MaskOverlap, Probability, Spearman
 from benchmarks.nets.case import write_onnx
-from benchmarks.real import encoder, magika, ocr_detection, ocr_direction, ocr_recognition, speech
+from benchmarks.real import encoder, magika, ocr, speech
 from benchmarks.real.case import Batches, Case, Split
 from benchmarks.real.peers import session_run
 from benchmarks.real.texts import described
@@ -102,9 +102,9 @@ def _encoder_source(scratch: Path) -> str:
 #: Name → net, in the order of the table.
 SHIPPED: dict[str, Case] = {
     "MiniLM": Case("onnxrt", _encoder_source, text_batches, Spearman, ()),
-    "OCR recognizer": _case(ocr_recognition.CASE, _with_truth(ocr_recognition.CASE), Characters),
-    "OCR detector": _case(ocr_detection.CASE, _beside_fp32(ocr_detection.CASE), MaskOverlap),
-    "OCR direction": _case(ocr_direction.CASE, _beside_fp32(ocr_direction.CASE), Probability),
+    "OCR recognizer": _case(ocr.RECOGNITION, _with_truth(ocr.RECOGNITION), Characters),
+    "OCR detector": _case(ocr.DETECTION, _beside_fp32(ocr.DETECTION), MaskOverlap),
+    "OCR direction": _case(ocr.DIRECTION, _beside_fp32(ocr.DIRECTION), Probability),
     "silero-vad": _case(speech.SEQUENCE, _with_truth(speech.SEQUENCE), speech.SEQUENCE.metric),
     "magika": _case(magika.CASE, _with_truth(magika.CASE), magika.CASE.metric),
 }

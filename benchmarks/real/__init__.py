@@ -9,9 +9,9 @@ from benchmarks.real.case import Case
 #: Case → where it is written down.
 PLACES = {
     "magika": ("benchmarks.real.magika", "CASE"),
-    "ocr-recognition": ("benchmarks.real.ocr_recognition", "CASE"),
-    "ocr-detection": ("benchmarks.real.ocr_detection", "CASE"),
-    "ocr-direction": ("benchmarks.real.ocr_direction", "CASE"),
+    "ocr-recognition": ("benchmarks.real.ocr", "RECOGNITION"),
+    "ocr-detection": ("benchmarks.real.ocr", "DETECTION"),
+    "ocr-direction": ("benchmarks.real.ocr", "DIRECTION"),
     "voice-streaming": ("benchmarks.real.speech", "STREAMING"),
     "voice-sequence": ("benchmarks.real.speech", "SEQUENCE"),
     "encoder-pytorch": ("benchmarks.real.encoder", "PYTORCH"),
