@@ -90,8 +90,9 @@ class ImageMaskFolder:
         classes = self._read_classes(mask)
         if self.size is None:
             return pixels, classes
-        rows, columns = (
-            _nearest_indices(old, new) for old, new in zip(classes.shape, self.size, strict=True)
+        rows, columns = (  # the pixels at the centres of equal parts
+            ((np.arange(new) + 0.5) * old / new).astype(np.int64)
+            for old, new in zip(classes.shape, self.size, strict=True)
         )
         return Resize(self.size).apply(pixels), classes[rows[:, np.newaxis], columns]
 
@@ -179,8 +180,3 @@ def _check_equal_sizes(image: Path, mask: Path) -> None:
             f"ImageMaskFolder: the image {image} has {height} x {width} pixels, its mask {mask} "
             f"{mask_height} x {mask_width} (height x width); the sizes must be equal"
         )
-
-
-def _nearest_indices(old: int, new: int) -> np.ndarray:
-    """Return the index of the pixel at the centre of each of `new` equal parts of `old` pixels."""
-    return ((np.arange(new) + 0.5) * old / new).astype(np.int64)

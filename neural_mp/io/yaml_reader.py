@@ -113,7 +113,9 @@ def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
 def _read_events(text: str, reader: _Reader) -> Any:
     try:
         for event in yaml.parse(text, _LOADER):
-            reader.process_event(event)
+            handle = reader.handlers.get(type(event))
+            if handle is not None:
+                handle(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         # An unexpected end is marked on the line after the last.
@@ -151,7 +153,12 @@ class _Open:
 
 
 class _Reader:
-    """Builds values from parser events, without recursion."""
+    """Builds values from parser events, without recursion.
+
+    Attributes:
+        document: the values read so far.
+        handlers: type of event → the method that processes it; other events say nothing.
+    """
 
     def __init__(self, document: YamlDocument, max_values: int, with_lines: bool) -> None:
         self.document = document
@@ -159,7 +166,7 @@ class _Reader:
         self._documents = self._count = 0
         self._open: list[_Open] = []
         self._named: dict[str, tuple[Any, int]] = {}
-        self._take: Mapping[type, Callable[[Any], None]] = {
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
             yaml.ScalarEvent: self._take_scalar,
             yaml.SequenceStartEvent: lambda event: self._begin_collection(event, [], _LIST_TAGS),
             yaml.MappingStartEvent: lambda event: self._begin_collection(event, {}, _MAPPING_TAGS),
@@ -168,12 +175,6 @@ class _Reader:
             yaml.AliasEvent: self._take_alias,
             yaml.DocumentStartEvent: self._take_document,
         }
-
-    def process_event(self, event: Any) -> None:
-        """Process the next event."""
-        take = self._take.get(type(event))
-        if take is not None:
-            take(event)
 
     def _take_document(self, event: Any) -> None:
         self._documents += 1

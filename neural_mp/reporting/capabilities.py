@@ -176,7 +176,10 @@ def build_capability_table(
     first, *remaining = list(shown_reasons.values()) or [{}]
     shared = {p: why for p, why in first.items() if all(o.get(p) == why for o in remaining)}
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
-    precisions = {key: _format_run_precisions(own) for key, own in distinct.items()}
+    precisions = {
+        key: ", ".join(f"{p}{' (emulated)' * (p in own.emulated)}" for p in own.precisions)
+        for key, own in distinct.items()
+    }
     obstacles = {
         key: "; ".join(f"no {p}: {why}" for p, why in reasons.items() if p not in shared)
         for key, reasons in shown_reasons.items()
@@ -237,12 +240,6 @@ def _select_shown_reasons(space: TuningSpace, capability: Capability) -> dict[Pr
         if reasons.get(precision) == reasons.get(Precision.INT4):
             reasons.pop(precision, None)
     return reasons
-
-
-def _format_run_precisions(capability: Capability) -> str:
-    return ", ".join(
-        f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
-    )
 
 
 def _group_by_layer(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:

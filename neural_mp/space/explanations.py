@@ -121,14 +121,10 @@ def _explain_missing_neighbours(graph: OpGraph, op: Op, flow: QuantizationFlow) 
     readers = [r for name in within for r in graph.consumers(name) if r.name not in within]
     if any(flow.int8_reads.get(r.name, frozenset()).intersection(within) for r in readers):
         return f"no kernel writes {', '.join(map(repr, op.inputs))} in INT8"
-    in_float = _list_precisions([reader.name for reader in readers], flow)
+    names = [name for name in dict.fromkeys(r.name for r in readers) if name in flow.effective]
+    shown = ", ".join(f"{name!r} in {flow.effective[name]}" for name in names[:3])
+    in_float = f" ({shown}{', …' if len(names) > 3 else ''})" if names else ""
     return f"no op reads its result in INT8{in_float}"
-
-
-def _list_precisions(names: Iterable[str], flow: QuantizationFlow) -> str:
-    computed = [name for name in dict.fromkeys(names) if name in flow.effective]
-    shown = ", ".join(f"{name!r} in {flow.effective[name]}" for name in computed[:3])
-    return f" ({shown}{', …' if len(computed) > 3 else ''})" if computed else ""
 
 
 @dataclass(frozen=True)

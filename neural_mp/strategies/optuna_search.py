@@ -77,13 +77,17 @@ class OptunaStrategy(Strategy):
             trials = yield [plan for _, plan in drawn]
             for (draw, _), trial in zip(drawn, trials, strict=True):
                 value = compute_objective_value(problem, trial)
-                study.report_value(draw, value)
+                study.optuna_study.tell(draw, value)
                 without_gain = 0 if value < best else without_gain + 1
                 best = min(best, value)
 
 
 class _Study:
-    """An in-memory study that yields every plan once."""
+    """An in-memory study that yields every plan once.
+
+    Attributes:
+        optuna_study: the study of Optuna, which is told the value of every draw.
+    """
 
     def __init__(
         self, space: TuningSpace, sampler: optuna.samplers.BaseSampler, repeats: int
@@ -91,7 +95,7 @@ class _Study:
         import optuna
 
         with silence_optuna_log():
-            self._study = optuna.create_study(study_name="plans", sampler=sampler)
+            self.optuna_study = optuna.create_study(study_name="plans", sampler=sampler)
         self._plans, self._repeats = NewPlans(space), repeats
         self._levels = {ops[0]: decision_levels(space, ops) for ops in space.decision_groups}
         self._variables: dict[str, optuna.distributions.BaseDistribution] = {
@@ -101,10 +105,6 @@ class _Study:
         self._in_order = iterate_combinations(list(self._levels.values()))
         self._drawn: set[Combination] = set()
 
-    def report_value(self, draw: optuna.Trial, value: float) -> None:
-        """Report the objective value of a draw."""
-        self._study.tell(draw, value)
-
     def draw_plan(self) -> tuple[optuna.Trial, PrecisionPlan] | None:
         """Return a new plan; None if no more are left."""
         from optuna.trial import TrialState
@@ -113,14 +113,14 @@ class _Study:
         while not self._plans.is_exhausted:
             if (not self._drawn or repeated >= self._repeats) and not self._enqueue_next():
                 return None
-            draw = self._study.ask(self._variables)
+            draw = self.optuna_study.ask(self._variables)
             plan = self._make_untried_plan(
                 tuple(Precision(draw.params[name]) for name in self._levels)
             )
             if plan is not None:
                 return draw, plan
             # Samplers ignore failed draws.
-            self._study.tell(draw, state=TrialState.FAIL)
+            self.optuna_study.tell(draw, state=TrialState.FAIL)
             repeated += 1
         return None
 
@@ -129,7 +129,7 @@ class _Study:
         following = next((c for c in self._in_order if c not in self._drawn), None)
         if following is None:
             return False
-        self._study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))
+        self.optuna_study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))
         return True
 
     def _make_untried_plan(self, combination: Combination) -> PrecisionPlan | None:

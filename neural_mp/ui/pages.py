@@ -8,7 +8,6 @@ from importlib import resources
 from typing import Any
 from xml.etree import ElementTree
 
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page import Surroundings, build_html_page, page_header, page_of
@@ -274,7 +273,10 @@ def describe_prediction(run: StoredRun, base: str, edits: dict[str, Precision]) 
     before = predict_plan(record, plan, {})
     after = predict_plan(record, plan, edits)
     edited = edit_plan(restore_space(record), plan, edits, list_plans(record))
-    rows = [_describe_time(before, after), _describe_noise(after)]
+    time = "not predicted: the run timed no single ops"
+    if after.time is not None and before.time is not None:
+        time = f"{before.time:.0%} → {after.time:.0%} of the time of FP32"
+    rows = [["Time", time], _describe_noise(after)]
     same = next((t.number for t in record.trials if t.plan == edited), None)
     if same is not None:
         rows.append(["Tried before", f"This is the plan of trial {same + 1}."])
@@ -282,13 +284,8 @@ def describe_prediction(run: StoredRun, base: str, edits: dict[str, Precision]) 
         changes = [f"{op} ({a} → {b})" for op, (a, b) in list(after.followers.items())[:8]]
         more = f" and {len(after.followers) - 8} more" if len(after.followers) > 8 else ""
         rows.append(["Also changed", f"{', '.join(changes)}{more}: they follow adjacent ops."])
-    return {"rows": rows, "plan": _write_plan(record, edited)}
-
-
-def _describe_time(before: Prediction, after: Prediction) -> list[str]:
-    if after.time is None or before.time is None:
-        return ["Time", "not predicted: the run timed no single ops"]
-    return ["Time", f"{before.time:.0%} → {after.time:.0%} of the time of FP32"]
+    text = edited.to_yaml(framework=record.setup.framework, observations=record.observations)
+    return {"rows": rows, "plan": text}
 
 
 def _describe_noise(after: Prediction) -> list[str]:
@@ -303,7 +300,3 @@ def _describe_noise(after: Prediction) -> list[str]:
     if after.measured:
         return [name, f"{text}; {after.measured} of {tensors} measured at the outputs"]
     return [name, f"{text}; sum over {tensors}, not measured at the outputs: the change counts"]
-
-
-def _write_plan(record: RunRecord, plan: PrecisionPlan) -> str:
-    return plan.to_yaml(framework=record.setup.framework, observations=record.observations)

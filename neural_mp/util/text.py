@@ -124,10 +124,9 @@ def write_table(file: TextIO, rows: Iterable[Sequence[object]], delimiter: str =
         for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)
     }
     for row in rows:
-        cells = [_escape_cell(cell) for cell in row]
+        cells = [
+            f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell
+            for cell in row
+        ]
         is_ambiguous = any(isinstance(c, str) and _HIDDEN_FORMULA.search(c) for c in cells)
         writers[csv.QUOTE_NONNUMERIC if is_ambiguous else csv.QUOTE_MINIMAL].writerow(cells)
-
-
-def _escape_cell(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell

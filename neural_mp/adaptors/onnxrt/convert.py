@@ -114,7 +114,8 @@ class _Writer:
     def _as_fp32_input(self, node: ir.Node, value: ir.Value) -> ir.Value:
         if str(node.name) in self.model.rejected_ops and edit.is_float32(value):
             return self.variants.shield_float(value)
-        if value is node.inputs[0] and self.variants.comes_stored(value):
+        if value is node.inputs[0] and next(iter(self.variants.find_variants(value))) == UINT8:
+            # The value is computed in uint8; all its other variants come from that one.
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):
                 sizes = enumerate(() if value.shape is None else value.shape.dims)

@@ -418,16 +418,15 @@ def _compare_results(case: onnx.ModelProto, shapes: list[list[int]]) -> str | No
         actual = session.run(None, fused.inputs)
     except Exception as error:  # noqa: BLE001 (as above)
         return f"fails to run it: {one_line(error)}"
-    steps = max(map(_compute_greatest_difference, expected, actual))
+    steps = max(
+        int(np.abs(x.astype(np.int64) - y.astype(np.int64)).max(initial=0))
+        if x.shape == y.shape
+        else _UINT8_MAX
+        for x, y in zip(expected, actual, strict=False)
+    )
     if steps <= _ROUNDING:
         return ""
     return f"computes other results, by up to {steps} of {_UINT8_MAX} steps"
-
-
-def _compute_greatest_difference(expected: Array, actual: Array) -> int:
-    if expected.shape != actual.shape:
-        return _UINT8_MAX
-    return int(np.abs(expected.astype(np.int64) - actual.astype(np.int64)).max(initial=0))
 
 
 def _read_case_role(case: onnx.ModelProto) -> str:

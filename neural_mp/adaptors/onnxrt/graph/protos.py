@@ -118,10 +118,10 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     graphs = list(iterate_nested_graphs([proto.graph]))
     attributes = (a for graph in graphs for node in graph.node for a in node.attribute)
-    has_sparse = any(graph.sparse_initializer for graph in graphs)
-    if not has_sparse and not any(a.HasField("sparse_tensor") for a in attributes):
+    tensors = [tensor for graph in graphs for tensor in graph.sparse_initializer]
+    tensors += [a.sparse_tensor for a in attributes if a.HasField("sparse_tensor")]
+    if not tensors:
         return proto
-    tensors = [tensor for graph in graphs for tensor in _iterate_sparse_tensors(graph)]
     excess = count_excess_bytes((_count_dense_bytes(t), t.ByteSize()) for t in tensors)
     if excess > RATIO_EXEMPT_ARRAY_BYTES:
         raise ModelLoadError(
@@ -140,12 +140,6 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
                     attribute.ClearField("sparse_tensor")
                     attribute.type, attribute.name = onnx.AttributeProto.TENSOR, "value"
     return copy
-
-
-def _iterate_sparse_tensors(graph: onnx.GraphProto) -> Iterator[onnx.SparseTensorProto]:
-    yield from graph.sparse_initializer
-    for node in graph.node:
-        yield from (a.sparse_tensor for a in node.attribute if a.HasField("sparse_tensor"))
 
 
 def _count_dense_bytes(sparse: onnx.SparseTensorProto) -> int:

@@ -23,7 +23,7 @@ from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_me
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.io.files import is_utf8
 from neural_mp.util.system.processes import keep_in_forks
-from neural_mp.util.system.watched_thread import Locals, watch_calls
+from neural_mp.util.system.watched_thread import watch_calls
 
 #: Major and minor version.
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -68,10 +68,6 @@ class _RunEnding:
         """End the present runs, also loops without end; later ones are not affected."""
         ended, self.options = self.options, ort.RunOptions()
         ended.terminate = True
-
-
-def _end_runs(local: Locals) -> None:
-    local["ending"].end_runs()
 
 
 #: All sessions of the process.
@@ -162,7 +158,7 @@ class Runner:
         if not (self._takes_plain and self._plain.issuperset(names)):
             return lambda feeds: self(feeds, names)
 
-        @watch_calls("the model", _end_runs)
+        @watch_calls("the model", lambda local: local["ending"].end_runs())
         def fetch_outputs(feeds: Mapping[str, Any]) -> list[Any]:
             try:
                 return run(names, feeds, ending.options)

@@ -196,10 +196,6 @@ class Variants(TensorVariants[ir.Value]):
         finally:
             self.place, self._end = previous
 
-    def comes_stored(self, tensor: ir.Value) -> bool:
-        """Whether a tensor is computed in uint8, which all its other variants come from."""
-        return next(iter(self.find_variants(tensor))) == UINT8
-
     def dequantize_by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
         """Return a uint8 tensor in FP32, with equal scales for all channels."""
         encoding, stem = self.get_quant_params(tensor), f"{tensor.name}/by_channel"

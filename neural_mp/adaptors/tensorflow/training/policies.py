@@ -251,14 +251,10 @@ def _group_by_class(names: Iterable[str], stems: Collection[str]) -> dict[str, l
     """Return path without automatic numbers → the names, in order."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        parts = (_strip_number(part, stems) for part in name.split("/"))
+        numbered = ((part, re.sub(r"_\d+$", "", part)) for part in name.split("/"))
+        parts = (stem if stem in stems else part for part, stem in numbered)
         groups.setdefault("/".join(parts), []).append(name)
     return groups
-
-
-def _strip_number(name: str, stems: Collection[str]) -> str:
-    stem = re.sub(r"_\d+$", "", name)
-    return stem if stem in stems else name
 
 
 def _to_snake_case(class_name: str) -> str:
