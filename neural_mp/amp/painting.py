@@ -310,7 +310,8 @@ def paint(
         painter.allow_advanced()
     else:
         painter.allow_stock()
-    return painter.build_painting()
+    painter.begins = {**_starts_by_op(painter.denied), **_starts_by_op(painter.allowed)}
+    return Painting({op.name: painter.paint_op(op) for op in graph}, painter.count_casts())
 
 
 class _Painter:
@@ -418,11 +419,8 @@ class _Painter:
             found=self.allowed,
         )
 
-    def build_painting(self) -> Painting:
-        self.begins = {**_starts_by_op(self.denied), **_starts_by_op(self.allowed)}
-        return Painting({op.name: self._paint_op(op) for op in self.graph}, self._count_casts())
-
-    def _paint_op(self, op: Op) -> Paint:
+    def paint_op(self, op: Op) -> Paint:
+        """Return the decision for an op, with its reason."""
         kind = self.kind[op.name]
         label = self._get_kind_word(op.name)
         if op.name in self.chosen:
@@ -460,7 +458,7 @@ class _Painter:
         through = f" through {', '.join(parts)}" if parts else ""
         return f": {side} {self.graph[begin].type} {begin!r}{through}"
 
-    def _count_casts(self) -> int:
+    def count_casts(self) -> int:
         """Count the tensors with a consumer in the other precision."""
         count = 0
         outputs = set(self.graph.outputs)

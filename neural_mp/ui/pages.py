@@ -34,7 +34,7 @@ result = convert_with_plan(model, "plan.yaml")  # the model of the run
 result.save("replayed")"""
 
 
-def _surround(top: Child, sections: Child = (), *, has_script: bool = True) -> Surroundings:
+def surround_page(top: Child, sections: Child = (), *, has_script: bool = True) -> Surroundings:
     """Return the surroundings of a served page, which may send requests to its server."""
     note = "Served by neural-mp ui to this machine only, without external resources."
     requests = "form-action 'self'; connect-src 'self'"
@@ -59,7 +59,7 @@ def _load_template(name: str, **content: Child) -> Element:
 
 
 def _build_page(title: str, content: Child, **state: object) -> str:
-    around = _surround(_draw_state(**state) if state else ())
+    around = surround_page(_draw_state(**state) if state else ())
     script = '"use strict";\n' + around.script
     end = create_raw_element("script", script)
     return build_html_page(f"{title}: neural-mp ui", content, end, script, around)
@@ -73,7 +73,7 @@ def _draw_state(**state: object) -> Element:
 
 def build_error_page(message: str) -> str:
     """Return a page with an error."""
-    return _build_page("Error", [_draw_way_back(), draw_card("Not shown", message)])
+    return _build_page("Error", [draw_way_back(), draw_card("Not shown", message)])
 
 
 def sign_runs(runs: Sequence[StoredRun]) -> str:
@@ -86,14 +86,10 @@ def sign_runs(runs: Sequence[StoredRun]) -> str:
     return str(hash(tuple(states)))
 
 
-def _draw_way_back(*more: Child) -> Element:
+def draw_way_back(*more: Child) -> Element:
+    """Return the link to the list of runs, and further content of the top."""
     back = create_element("a", "← All runs", class_="button", href="/")
     return create_element("nav", back, more, class_="ui-nav", aria_label="Runs")
-
-
-def surround_comparison() -> Surroundings:
-    """Return the surroundings of the page of two compared runs, which has no script."""
-    return _surround(_draw_way_back(), has_script=False)
 
 
 def build_list_page(runs: Sequence[StoredRun], folder: str) -> str:
@@ -156,8 +152,8 @@ def build_run_page(
     """
     record, base = run.require_record(), base or run.default_base
     state = _draw_state(run=run.name, state=sign_runs([run]), token=token, base=base)
-    top = [_draw_way_back(_draw_live_badge(run), _draw_other_runs(run, others)), state]
-    return page_of(record, _surround(top, _draw_editor(run, base, replay)))
+    top = [draw_way_back(_draw_live_badge(run), _draw_other_runs(run, others)), state]
+    return page_of(record, surround_page(top, _draw_editor(run, base, replay)))
 
 
 def _draw_live_badge(run: StoredRun) -> Element | None:

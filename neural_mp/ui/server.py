@@ -78,7 +78,8 @@ class Site:
         if len(names) != 2:
             raise ConfigurationError(f"select two runs to compare, got {len(names)}; go back")
         first, second = (self.workspace.get_run(name).require_record() for name in names)
-        return HTMLResponse(build_comparison_page(first, second, pages.surround_comparison()))
+        around = pages.surround_page(pages.draw_way_back(), has_script=False)
+        return HTMLResponse(build_comparison_page(first, second, around))
 
     def show_state(self, request: Request, body: bytes) -> Response:
         """Return the state of a run, or of all, which changes with the pages."""

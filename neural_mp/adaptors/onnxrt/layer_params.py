@@ -179,10 +179,12 @@ def collect_stored_layers(model: OnnxModel) -> dict[str, StoredLayer]:
             tensor = model.structure.names.get(node.inputs[0]) if node.inputs[0] else None
             weight = node.inputs[1]
             if tensor is not None and weight is not None and weight.const_value is not None:
-                stored[name] = StoredLayer(
-                    lambda node=node: np.ascontiguousarray(matrix_and_bias(node)[0].T), tensor
-                )
+                stored[name] = StoredLayer(partial(_transpose_dense_weight, node), tensor)
     return stored
+
+
+def _transpose_dense_weight(node: ir.Node) -> Array:
+    return np.ascontiguousarray(matrix_and_bias(node)[0].T)
 
 
 @dataclass(frozen=True)

@@ -335,7 +335,12 @@ class TrainableKerasModel:
                 self.refused = one_line(error)
             # The model's code combines two types, so 16-bit results are cast back.
             layers = [layer for name in low for layer in self._units[name]]
-            with wrap_layer_calls(layers, _cast_back):
+            with wrap_layer_calls(
+                layers,
+                lambda layer, plain, args, kwargs: tf.nest.map_structure(
+                    _cast_to_float32, plain(*args, **kwargs)
+                ),
+            ):
                 return self._compute_gradients(inputs, targets, weights, scale)
 
     def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
@@ -478,12 +483,6 @@ def _disable_randomness(model: keras.Model) -> Iterator[None]:
                     undo.callback(object.__setattr__, layer, name, value)
                     object.__setattr__(layer, name, 0.0)
         yield
-
-
-def _cast_back(
-    layer: keras.Layer, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs
-) -> Any:
-    return tf.nest.map_structure(_cast_to_float32, plain(*args, **kwargs))
 
 
 def _cast_to_float32(value: Any) -> Any:
