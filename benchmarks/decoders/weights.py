@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.decoders.goals import Detail, Figure, Goal
 from benchmarks.decoders.settings import Batches, Subject, change, perplexity
 from neural_mp import MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+from neural_mp.adaptors.common.sensitivity import (
     list_float_input_specs,
     measure_weight_noise,
 )

@@ -15,7 +15,7 @@ from neural_mp.adaptors.common.conversion import prepare_conversion
 from neural_mp.adaptors.common.fusion_check import check_fusions
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, require_part
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+from neural_mp.adaptors.common.sensitivity import (
     estimate_weight_sensitivity,
     measure_layer_noise,
     measure_weight_noise,

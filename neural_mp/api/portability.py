@@ -20,7 +20,7 @@ from neural_mp.errors import (
     UnsupportedPrecisionError,
 )
 from neural_mp.space import TuningSpace
-from neural_mp.space.explanations import count_ineligible_reasons
+from neural_mp.space.plan_effects import count_ineligible_reasons
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.option_checks import check_existing_path, check_whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
-from neural_mp.io.array_files import UNREADABLE, ArrayArchive, load_arrays
+from neural_mp.io.archives import UNREADABLE, ArrayArchive, load_arrays
 
 
 @contextmanager

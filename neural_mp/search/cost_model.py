@@ -13,7 +13,7 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.search.min_cut import Assignment, Cost, CutSolver, Node, SharedCost
+from neural_mp.search.assignment import Assignment, Cost, CutSolver, Node, SharedCost
 from neural_mp.space import Capability, TuningSpace
 
 #: NSR that an op itself adds: rounding errors are uniform over a step, which for floats is 2⁻⁷

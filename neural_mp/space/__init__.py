@@ -1,6 +1,5 @@
 """The tuning space: supported configurations of every op, user constraints, resolution of plans."""
 
-from neural_mp.space.activation_memory import peak_activation_bytes
 from neural_mp.space.capability import (
     FP32_ONLY,
     Capability,
@@ -8,7 +7,7 @@ from neural_mp.space.capability import (
     OpConstraint,
     QuantConstraint,
 )
-from neural_mp.space.explanations import (
+from neural_mp.space.plan_effects import (
     Departure,
     EffectiveOp,
     Reason,
@@ -16,6 +15,7 @@ from neural_mp.space.explanations import (
     explain_int8_choice,
     find_departures,
     list_effective_ops,
+    peak_activation_bytes,
 )
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import (

@@ -8,8 +8,8 @@ from math import inf, log, sqrt
 from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.op_timings import FormTimes, OpTimings, Workload, describe_timed_form
 from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.search.assignment import Filling, Form, Knapsack
 from neural_mp.search.cost_model import CostInputs
-from neural_mp.search.knapsack import Filling, Form, Knapsack
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.adaptors.tensorflow.training.watch import Watch
-    from neural_mp.core.loss_scale import LossScale
+    from neural_mp.core.training_numerics import LossScale
     from neural_mp.training.advice import (
         advise,
         apply_plan,
@@ -41,7 +41,7 @@ _TENSORFLOW = "neural_mp.adaptors.tensorflow.training"
 #: package, which no other may import.
 _LAZY = {
     "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
-    "LossScale": (None, "neural_mp.core.loss_scale"),
+    "LossScale": (None, "neural_mp.core.training_numerics"),
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),

@@ -21,9 +21,9 @@ from neural_mp.adaptors import registry
 from neural_mp.adaptors.common.trainable import Gradients, TrainableModel
 from neural_mp.adaptors.registry import find_training_for
 from neural_mp.core.hardware import Device, detect
-from neural_mp.core.numerics_trace import NonFinite, first_non_finite
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, parse_precisions
+from neural_mp.core.training_numerics import NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.validators import integer_between, positive_float, validate_option

@@ -17,8 +17,8 @@ from neural_mp.adaptors.tensorflow.training import graph_rewrite_state
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, merge_options, resolve_precision
 from neural_mp.core.hardware import FORCE_VARIABLES, Support, detect
-from neural_mp.core.loss_scale import DYNAMIC
 from neural_mp.core.precision import Precision
+from neural_mp.core.training_numerics import DYNAMIC
 from neural_mp.errors import (
     ArgumentValueError,
     ConfigurationError,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.search.knapsack import Filling
+from neural_mp.search.assignment import Filling
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.bit_allocation import weights_by_bytes
 from neural_mp.tuning.job import TuningJob, make_tuning_problem

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neural_mp.errors import DataError, ModelLoadError
-from neural_mp.io.zip_archive import open_checked_archive
+from neural_mp.io.archives import open_checked_archive
 
 
 def _archive(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED) -> io.BytesIO:

@@ -13,10 +13,10 @@ from numpy.lib import format as npy
 
 from neural_mp.data import build_dataset
 from neural_mp.errors import DataError, ModelLoadError
-from neural_mp.io import array_files, readers, zip_archive
+from neural_mp.io import archives, readers
+from neural_mp.io.archives import open_checked_archive
 from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.io.readers import decompress_bounded
-from neural_mp.io.zip_archive import open_checked_archive
 from neural_mp.util.system import memory
 from neural_mp.util.validators import InvalidValueError
 
@@ -26,8 +26,7 @@ MIB = 1 << 20
 @pytest.fixture
 def small_limits(monkeypatch):
     """The limits of a gibibyte as a mebibyte, which is quick to write."""
-    monkeypatch.setattr(array_files, "RATIO_EXEMPT_ARRAY_BYTES", MIB)
-    monkeypatch.setattr(zip_archive, "RATIO_EXEMPT_ARRAY_BYTES", MIB)
+    monkeypatch.setattr(archives, "RATIO_EXEMPT_ARRAY_BYTES", MIB)
 
 
 def read(path, **options):

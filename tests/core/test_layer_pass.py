@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats, first_non_finite
+from neural_mp.core.training_numerics import LayerTrace, ModelTrace, ValueStats, first_non_finite
 
 FINE = ValueStats(1.0)
 BAD = ValueStats(2.0, inf=True)

@@ -15,8 +15,8 @@ from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.search.assignment import CutSolver
 from neural_mp.search.cost_model import CostInputs, build_cost_model, predict_plan_time
-from neural_mp.search.min_cut import CutSolver
 from neural_mp.space import Capability
 
 INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32

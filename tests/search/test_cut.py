@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neural_mp.search.min_cut import Assignment, CutSolver, SharedCost
+from neural_mp.search.assignment import Assignment, CutSolver, SharedCost
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,8 @@
 """A knapsack's search for steps to leave out ends, however often leaving one out saves a little."""
 
 from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.search import knapsack
-from neural_mp.search.knapsack import Form, Knapsack
+from neural_mp.search import assignment
+from neural_mp.search.assignment import Form, Knapsack
 
 
 def test_the_search_for_steps_to_leave_out_ends(monkeypatch):
@@ -18,8 +18,8 @@ def test_the_search_for_steps_to_leave_out_ends(monkeypatch):
         searches.append(len(banned))
         filling, chosen = filled(self, noise, frozenset())
         # Each step that is left out saves more.
-        return knapsack.Filling(filling.forms, filling.cost / 2 ** len(banned), 0.0), chosen
+        return assignment.Filling(filling.forms, filling.cost / 2 ** len(banned), 0.0), chosen
 
     monkeypatch.setattr(Knapsack, "_fill_greedily", count_searches)
     assert Knapsack.from_forms(forms).find_cheapest_filling(0.5).cost > 0
-    assert max(searches) == knapsack.MAX_LEFT_OUT
+    assert max(searches) == assignment.MAX_LEFT_OUT

@@ -18,7 +18,7 @@ from neural_mp import targets
 from neural_mp.adaptors.onnxrt.targets import switch_model
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
 from neural_mp.adaptors.onnxrt.targets.audit.structural_audit import check_structure
-from neural_mp.adaptors.onnxrt.targets.quant_grid import make_activation_grid, make_weight_grid
+from neural_mp.adaptors.onnxrt.targets.quantization import make_activation_grid, make_weight_grid
 from neural_mp.core.enums import QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, Precision

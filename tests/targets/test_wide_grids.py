@@ -10,7 +10,7 @@ from qdq_models import emulated
 from neural_mp.adaptors.onnxrt.targets.adaptor import TargetAdaptor
 from neural_mp.adaptors.onnxrt.targets.audit.file_audit import simulate_file
 from neural_mp.adaptors.onnxrt.targets.audit.qnn_audit import audit_by_qnn
-from neural_mp.adaptors.onnxrt.targets.quant_grid import make_observed_grid
+from neural_mp.adaptors.onnxrt.targets.quantization import make_observed_grid
 from neural_mp.core.enums import QuantDType
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision

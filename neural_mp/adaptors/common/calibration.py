@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.ranges import (
+from neural_mp.adaptors.common.quant_params import (
     MIN_RANGE_WIDTH,
     STEPS,
     choose_tensor_ranges,

@@ -26,8 +26,8 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Device
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
+from neural_mp.core.training_numerics import ModelTrace
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 

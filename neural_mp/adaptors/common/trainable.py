@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from neural_mp.core.numerics_trace import ModelTrace
+from neural_mp.core.training_numerics import ModelTrace
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
+from neural_mp.adaptors.common.named_graphs import GraphAdaptor
 from neural_mp.adaptors.litert import layer_params, observe, profiler
 from neural_mp.adaptors.litert.capabilities import find_kernels
 from neural_mp.adaptors.litert.convert import convert_graph

@@ -12,7 +12,7 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
+from neural_mp.adaptors.common.named_graphs import GraphModel, Run
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes
 from neural_mp.adaptors.litert.ops import Role, get_op_row, has_role

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_model import with_weights
-from neural_mp.adaptors.common.sensitivity.input_moments import build_weight_corrections
+from neural_mp.adaptors.common.named_graphs import with_weights
+from neural_mp.adaptors.common.sensitivity import build_weight_corrections
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import layer_params, observe, profiler
 from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from neural_mp.adaptors.common import optional
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor
+from neural_mp.adaptors.common.named_graphs import GraphAdaptor
 from neural_mp.adaptors.onnxrt import observe
 from neural_mp.adaptors.onnxrt.files import storage
 from neural_mp.adaptors.onnxrt.graph.edit import count_tensor_bytes, iterate_all_constants

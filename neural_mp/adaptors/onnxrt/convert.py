@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import BF16, UINT8, VARIANT_OF
+from neural_mp.adaptors.common.named_graphs import BF16, UINT8, VARIANT_OF
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, graph_structure, is_table
 from neural_mp.adaptors.onnxrt.graph import edit

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
+from neural_mp.adaptors.common.named_graphs import GraphModel, Run
 from neural_mp.adaptors.onnxrt.constant_folding import find_stored_constants
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, graph_structure
 from neural_mp.adaptors.onnxrt.graph.edit import (

@@ -8,8 +8,8 @@ import numpy as np
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphAdaptor, with_weights
-from neural_mp.adaptors.common.sensitivity.input_moments import build_weight_corrections
+from neural_mp.adaptors.common.named_graphs import GraphAdaptor, with_weights
+from neural_mp.adaptors.common.sensitivity import build_weight_corrections
 from neural_mp.adaptors.openvino import files, layer_params, observe, profiler
 from neural_mp.adaptors.openvino.capabilities import find_kernels
 from neural_mp.adaptors.openvino.convert import convert_graph

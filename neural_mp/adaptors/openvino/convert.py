@@ -15,10 +15,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import cast_saturating
+from neural_mp.adaptors.common.named_graphs import cast_saturating
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.quant_params import STEPS, QuantParams
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,

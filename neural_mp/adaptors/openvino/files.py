@@ -18,7 +18,7 @@ from xml.parsers import expat
 import numpy as np
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.named_graphs.graph_model import (
+from neural_mp.adaptors.common.named_graphs import (
     CONVERTED,
     LATER,
     collect_graph_details,

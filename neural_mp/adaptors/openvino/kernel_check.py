@@ -24,8 +24,7 @@ from neural_mp.adaptors.common.kernels.runtime_probe import (
     find_installed_version,
     try_each_file,
 )
-from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.quant_params import STEPS, QuantParams
 from neural_mp.adaptors.openvino.fusion import moves_values
 from neural_mp.adaptors.openvino.graph.edit import (
     get_constant_array,

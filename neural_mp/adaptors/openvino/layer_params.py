@@ -10,11 +10,11 @@ import numpy as np
 
 from neural_mp.adaptors.common.optional import StoredLayer
 from neural_mp.adaptors.common.quant_params import (
+    STEPS,
     IntegerWeight,
     find_saturating_layers,
     kinds_beyond_7_bits,
 )
-from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
 from neural_mp.adaptors.openvino.fusion import (
     GraphStructure,

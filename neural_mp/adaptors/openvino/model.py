@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.named_graphs.graph_model import GraphModel, Run
+from neural_mp.adaptors.common.named_graphs import GraphModel, Run
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.openvino.fusion import (
     GraphStructure,

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.optional import Direction
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import Squares, estimate_summed_traces
+from neural_mp.adaptors.common.sensitivity import Squares, estimate_summed_traces
 from neural_mp.adaptors.common.weights.cross_layer_scaling import (
     Array,
     LayerParams,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import Squares, estimate_summed_traces
+from neural_mp.adaptors.common.sensitivity import Squares, estimate_summed_traces
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, Role, get_op_properties, get_op_role
 from neural_mp.adaptors.tensorflow.graph.runtime import Runner

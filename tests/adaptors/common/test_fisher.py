@@ -8,8 +8,8 @@ import torch
 from scipy.special import log_softmax
 from torch import nn
 
-from neural_mp.adaptors.common.sensitivity import weight_sensitivity
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+from neural_mp.adaptors.common import sensitivity
+from neural_mp.adaptors.common.sensitivity import (
     draw_direction,
     measure_weight_noise,
 )
@@ -95,7 +95,7 @@ def test_a_score_is_the_divergence_of_a_prediction(scored):
 
 def test_scores_do_not_depend_on_the_memory_for_rounding_errors(scored, monkeypatch):
     net, data, scores = scored
-    monkeypatch.setattr(weight_sensitivity, "_CHANGE_BYTES", 1)  # one weight at a time
+    monkeypatch.setattr(sensitivity, "_CHANGE_BYTES", 1)  # one weight at a time
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
     space = adaptor.space(model, MACHINE).without_data()

@@ -8,7 +8,7 @@ from machine import DENSE, weight_limit_here
 from onnx_nets import graph, op
 from torch import nn
 
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+from neural_mp.adaptors.common.sensitivity import (
     DIRECTIONS,
     estimate_weight_sensitivity,
 )

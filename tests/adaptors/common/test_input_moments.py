@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.sensitivity.input_moments import MomentSums
+from neural_mp.adaptors.common.sensitivity import MomentSums
 from neural_mp.adaptors.common.weights.grouped_weight import Quantizer
 from neural_mp.adaptors.common.weights.weight_corrections import (
     InverseFactor,

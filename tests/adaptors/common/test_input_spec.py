@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.named_graphs.graph_model import read_details, write_details
+from neural_mp.adaptors.common.named_graphs import read_details, write_details
 from neural_mp.adaptors.common.naming import unique_name
 from neural_mp.adaptors.common.signatures.input_spec import (
     InputSpec,

@@ -11,9 +11,9 @@ from neural_mp.adaptors.common.optional import SingleFile, Training, require_par
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import Device
-from neural_mp.core.numerics_trace import ModelTrace, ValueStats
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
+from neural_mp.core.training_numerics import ModelTrace, ValueStats
 from neural_mp.errors import ConversionError, PlanError, UnknownFrameworkError
 from neural_mp.training import apply_plan, devices, first_nonfinite
 from neural_mp.tuning.measurement.comparison import compare_models

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neural_mp.adaptors.common.calibration import Observer, summarize_observations, summarized
-from neural_mp.adaptors.common.ranges import compute_affine_parameters
+from neural_mp.adaptors.common.quant_params import compute_affine_parameters
 from neural_mp.core.observations import Observations
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 

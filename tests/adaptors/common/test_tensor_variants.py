@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+from neural_mp.adaptors.common.named_graphs import (
     BF16,
     FP16,
     FP32,

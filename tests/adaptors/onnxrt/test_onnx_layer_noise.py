@@ -8,7 +8,7 @@ from onnx_nets import MACHINE, run
 from onnx_words import IDS, WEIGHTS, plan_of, words
 
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import (
+from neural_mp.adaptors.common.sensitivity import (
     list_float_input_specs,
     measure_layer_noise,
 )

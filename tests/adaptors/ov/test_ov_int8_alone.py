@@ -11,7 +11,7 @@ from ov_nets import read, require_by_channel, run
 
 import neural_mp
 from neural_mp import convert_with_plan
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import measure_layer_noise
+from neural_mp.adaptors.common.sensitivity import measure_layer_noise
 from neural_mp.adaptors.common.weights.grouped_weight import round_grouped_inputs
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor

@@ -11,7 +11,7 @@ from ov_nets import read
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.sensitivity.weight_sensitivity import measure_layer_noise
+from neural_mp.adaptors.common.sensitivity import measure_layer_noise
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,
     GroupParameters,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.ranges import compute_affine_parameters
+from neural_mp.adaptors.common.quant_params import compute_affine_parameters
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision

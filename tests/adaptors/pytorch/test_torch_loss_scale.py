@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neural_mp.core.loss_scale import LossScale, LossScaleState
+from neural_mp.core.training_numerics import LossScale, LossScaleState
 from neural_mp.errors import ConfigurationError
 from neural_mp.training import GradScaler
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from machine import has_rewrite_pass
 
-from neural_mp.core.loss_scale import LossScale
+from neural_mp.core.training_numerics import LossScale
 
 v1 = tf.compat.v1
 BF16, FP16 = "auto_mixed_precision_onednn_bfloat16", "auto_mixed_precision"

@@ -8,8 +8,8 @@ from graph_rewrite_nets import BF16, RULE, needs_pass
 
 from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
-from neural_mp.core.loss_scale import LossScale
 from neural_mp.core.precision import Precision
+from neural_mp.core.training_numerics import LossScale
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
 from neural_mp.training import (
     LossScaleOptimizer,

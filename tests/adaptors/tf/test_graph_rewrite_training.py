@@ -14,7 +14,7 @@ from graph_rewrite_nets import RULE, needs_pass
 from tensorflow.python.eager import context
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import V1LossScaleOptimizer
-from neural_mp.core.loss_scale import LossScale
+from neural_mp.core.training_numerics import LossScale
 from neural_mp.training import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,

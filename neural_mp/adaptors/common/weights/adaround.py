@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH
+from neural_mp.adaptors.common.quant_params import MIN_RANGE_WIDTH
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.grouped_weight import Floats
 from neural_mp.adaptors.common.weights.weight_corrections import InverseFactor, compensate_errors

@@ -34,7 +34,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     unpack_codes,
 )
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.io.array_files import UNREADABLE, load_arrays
+from neural_mp.io.archives import UNREADABLE, load_arrays
 from neural_mp.io.files import open_atomic_file
 from neural_mp.util.pytree import Array
 from neural_mp.util.system.memory import FREED

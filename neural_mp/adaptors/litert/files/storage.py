@@ -10,7 +10,7 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from neural_mp.adaptors.common.named_graphs.graph_model import (
+from neural_mp.adaptors.common.named_graphs import (
     CONVERTED,
     LATER,
     collect_graph_details,

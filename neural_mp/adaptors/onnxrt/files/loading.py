@@ -29,11 +29,11 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     iterate_all_constants,
     name_nodes,
 )
-from neural_mp.adaptors.onnxrt.graph.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.graph.file_checks import check_model
 from neural_mp.adaptors.onnxrt.graph.opset import LEAST_OPSET, get_onnx_opset
 from neural_mp.adaptors.onnxrt.graph.protos import (
     parse_program_message,
+    read_without_weights,
     save_program,
     without_sparse,
 )

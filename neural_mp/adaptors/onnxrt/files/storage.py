@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.named_graphs.graph_model import (
+from neural_mp.adaptors.common.named_graphs import (
     CONVERTED,
     LATER,
     collect_graph_details,
@@ -23,9 +23,13 @@ from neural_mp.adaptors.common.signatures.boundary import Boundary
 from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.onnxrt.files.loading import parse_program_graph, read_file
 from neural_mp.adaptors.onnxrt.graph.edit import list_nested_graphs
-from neural_mp.adaptors.onnxrt.graph.external_data import read_raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.graph.opset import find_version_in, get_onnx_opset
-from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
+from neural_mp.adaptors.onnxrt.graph.protos import (
+    read_raw_bytes,
+    save_program,
+    serialize_to_message,
+    write_with_weights,
+)
 from neural_mp.adaptors.onnxrt.graph.sessions import (
     CPU,
     MESSAGE_LIMIT,

@@ -10,8 +10,7 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.naming import UniqueNames, reserve_name
 from neural_mp.adaptors.common.signatures.signature import Array
-from neural_mp.adaptors.onnxrt.graph.external_data import read_raw_bytes
-from neural_mp.adaptors.onnxrt.graph.protos import is_map
+from neural_mp.adaptors.onnxrt.graph.protos import is_map, read_raw_bytes
 from neural_mp.adaptors.onnxrt.graph.subgraphs import (
     in_order,
     iterate_node_bodies,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import FP32
+from neural_mp.adaptors.common.named_graphs import FP32
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import (
     get_constant_array,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+from neural_mp.adaptors.common.named_graphs import (
     BF16,
     FP16,
     FP32,

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.kernels import fusion
-from neural_mp.adaptors.common.named_graphs.tensor_variants import FP32, UINT8
+from neural_mp.adaptors.common.named_graphs import FP32, UINT8
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.weights.grouped_weight import (
     GroupedWeight,

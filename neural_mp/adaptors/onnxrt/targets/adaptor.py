@@ -31,7 +31,7 @@ from neural_mp.adaptors.onnxrt.targets.model import (
 )
 from neural_mp.adaptors.onnxrt.targets.qdq_structure import Pair, format_type_name
 from neural_mp.adaptors.onnxrt.targets.qdq_writer import corrects_bias, write_qdq
-from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+from neural_mp.adaptors.onnxrt.targets.quantization import (
     choose_joined_ranges,
     ranges_by_algorithm,
 )

@@ -18,9 +18,9 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
 )
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.targets.quant_grid import keeps_scale
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
+from neural_mp.adaptors.onnxrt.targets.quantization import (
     count_multiplications,
+    keeps_scale,
     list_target_configs,
 )
 from neural_mp.core.graph import Op, OpGraph

@@ -16,7 +16,7 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     list_used_outputs,
 )
 from neural_mp.adaptors.onnxrt.kernels.ops import get_weight_axes, is_dequantize, is_quantize
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import is_parameter
+from neural_mp.adaptors.onnxrt.targets.quantization import is_parameter
 from neural_mp.targets import TargetProfile
 
 #: Positions of the weight and the bias of ops with a weight.

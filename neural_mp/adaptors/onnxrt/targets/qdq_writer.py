@@ -23,9 +23,13 @@ from neural_mp.adaptors.onnxrt.graph.edit import (
     list_used_outputs,
     require_constant_array,
 )
-from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+from neural_mp.adaptors.onnxrt.targets.quantization import (
     UNBOUNDED,
     Grid,
+    find_channel_axis,
+    find_constant_bias,
+    find_constant_weight,
+    is_parameter,
     keeps_scale,
     list_moved_operands,
     make_activation_grid,
@@ -33,12 +37,6 @@ from neural_mp.adaptors.onnxrt.targets.quant_grid import (
     make_observed_grid,
     make_weight_grid,
     map_result_bounds,
-)
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import (
-    find_channel_axis,
-    find_constant_bias,
-    find_constant_weight,
-    is_parameter,
 )
 from neural_mp.core.enums import Granularity, QuantDType
 from neural_mp.core.observations import Range

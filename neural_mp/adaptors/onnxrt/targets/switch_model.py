@@ -20,16 +20,17 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.onnxrt.graph.edit import GraphNames, require_constant_array
-from neural_mp.adaptors.onnxrt.targets.quant_grid import (
+from neural_mp.adaptors.onnxrt.targets.quantization import (
     UNBOUNDED,
     Grid,
+    find_channel_axis,
+    find_constant_weight,
     make_fixed_grid,
     make_observed_grid,
     make_weight_grid,
     map_result_bounds,
     map_touching_ops,
 )
-from neural_mp.adaptors.onnxrt.targets.quantized_ops import find_channel_axis, find_constant_weight
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType
 from neural_mp.core.observations import Range, TensorNoise
 from neural_mp.core.precision import OpConfig

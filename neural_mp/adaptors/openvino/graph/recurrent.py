@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.quant_params import STEPS, QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES
 from neural_mp.adaptors.openvino.graph.edit import (
     get_constant_array,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.sensitivity.input_moments import MomentSums
+from neural_mp.adaptors.common.sensitivity import MomentSums
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight, InputMoments
 from neural_mp.adaptors.pytorch.capture.module_capture import run_call, visit_nodes
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.named_graphs.graph_model import read_details, write_details
+from neural_mp.adaptors.common.named_graphs import read_details, write_details
 from neural_mp.adaptors.common.weights.grouped_weight import (
     decode_offset_bytes,
     encode_offset_bytes,

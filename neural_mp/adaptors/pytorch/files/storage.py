@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.named_graphs.graph_model import read_details, write_details
+from neural_mp.adaptors.common.named_graphs import read_details, write_details
 from neural_mp.adaptors.pytorch.capture.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture.graph_capture import silence_export_logs, use_export
 from neural_mp.adaptors.pytorch.converted_module import make_standalone_form

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.common.ranges import compute_affine_parameters
+from neural_mp.adaptors.common.quant_params import (
+    compute_affine_parameters,
+    round_to_int8,
+    weight_scales,
+)
 from neural_mp.adaptors.common.weights.grouped_weight import (
     BitOrder,
     GroupedWeight,

@@ -39,7 +39,7 @@ from neural_mp.adaptors.pytorch.pt2.safe_unpickler import (
     strided_view,
 )
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.zip_archive import open_checked_archive
+from neural_mp.io.archives import open_checked_archive
 from neural_mp.util.system.watched_thread import TimeLimitError
 from neural_mp.util.validators import InvalidValueError, format_located_error
 

@@ -25,13 +25,13 @@ from typing import Any, BinaryIO, ClassVar
 import torch
 from torch import nn
 
+from neural_mp.io.archives import open_checked_archive
 from neural_mp.io.limits import (
     MAX_DEPTH,
     MAX_EXPANSION_RATIO,
     MAX_PICKLE_NODES,
     RATIO_EXEMPT_ARRAY_BYTES,
 )
-from neural_mp.io.zip_archive import open_checked_archive
 from neural_mp.util.validators import preview_value
 
 #: Opcodes that create values, as written by `torch.save`.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from neural_mp.core.loss_scale import DYNAMIC, LossScale, LossScaleState
+from neural_mp.core.training_numerics import DYNAMIC, LossScale, LossScaleState
 from neural_mp.errors import ConfigurationError
 
 #: State keys that torch's own scaler does not have.

@@ -25,8 +25,8 @@ from neural_mp.adaptors.pytorch.training.module_dtypes import (
 )
 from neural_mp.adaptors.pytorch.training.numerics_trace import check_module
 from neural_mp.core.hardware import Device
-from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
+from neural_mp.core.training_numerics import ModelTrace
 from neural_mp.errors import (
     ConfigurationError,
     DataError,

@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import (
     view_as_tensor,
 )
 from neural_mp.adaptors.pytorch.training.module_dtypes import get_planned_dtype, tree_leaves
-from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
+from neural_mp.core.training_numerics import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, one_line
 
 

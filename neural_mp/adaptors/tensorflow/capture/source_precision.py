@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.quant_params import STEPS
 from neural_mp.adaptors.tensorflow.capture.canonicalize import canonicalize_graph
 from neural_mp.adaptors.tensorflow.graph.control_flow import with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.graph.fusion import find_nonnegative_nodes

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import function_def_to_graph
 
-from neural_mp.adaptors.common.named_graphs.graph_model import (
+from neural_mp.adaptors.common.named_graphs import (
     CONVERTED,
     LATER,
     collect_model_details,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from neural_mp.errors import ModelLoadError, one_line
+from neural_mp.io.archives import open_checked_archive
 from neural_mp.io.limits import (
     MAX_COMPRESSION_RATIO,
     MAX_FILE_BYTES,
@@ -25,7 +26,6 @@ from neural_mp.io.limits import (
     count_excess_bytes,
 )
 from neural_mp.io.readers import load_json
-from neural_mp.io.zip_archive import open_checked_archive
 
 if TYPE_CHECKING:
     import h5py

@@ -7,7 +7,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.common.named_graphs.tensor_variants import VARIANT_OF
+from neural_mp.adaptors.common.named_graphs import VARIANT_OF
 from neural_mp.adaptors.tensorflow.graph.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup, find_average_obstacle
 from neural_mp.adaptors.tensorflow.graph.ops import CONTROL_FLOW, LAYERS, SUMMAND, Role, get_op_role

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import FP32, UINT8, VARIANT_OF
+from neural_mp.adaptors.common.named_graphs import FP32, UINT8, VARIANT_OF
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.tensorflow.graph.control_flow import transitive_closure

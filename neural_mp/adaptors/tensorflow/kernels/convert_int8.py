@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import BF16, FP32, UINT8
-from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.named_graphs import BF16, FP32, UINT8
+from neural_mp.adaptors.common.quant_params import STEPS, QuantParams
 from neural_mp.adaptors.common.signatures.signature import Shape
 from neural_mp.adaptors.tensorflow.graph.fusion import FusionGroup, compute_same_paddings
 from neural_mp.adaptors.tensorflow.graph.ops import LAYERS, SUMMAND

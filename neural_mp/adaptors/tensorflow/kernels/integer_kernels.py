@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+from neural_mp.adaptors.common.named_graphs import (
     BF16,
     FP16,
     FP32,

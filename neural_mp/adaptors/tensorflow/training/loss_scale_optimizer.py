@@ -16,7 +16,7 @@ from tensorflow.python.training.experimental.loss_scale_optimizer import (
 )
 
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_checks import check_step
-from neural_mp.core.loss_scale import DYNAMIC, LossScale
+from neural_mp.core.training_numerics import DYNAMIC, LossScale
 from neural_mp.errors import ArgumentTypeError, ArgumentValueError, ConfigurationError
 from neural_mp.util.text import with_article
 

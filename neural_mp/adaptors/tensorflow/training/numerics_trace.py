@@ -25,8 +25,8 @@ from neural_mp.adaptors.tensorflow.training.policies import (
     put_policy,
     restore_layer_policies,
 )
-from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.core.precision import Precision
+from neural_mp.core.training_numerics import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 from neural_mp.util.pytree import tree_leaves
 

@@ -19,8 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.quant_params import STEPS, QuantParams, weight_scales
 from neural_mp.adaptors.common.simulation import (
     TrainingSchedule,
     lsq_gradient_factor,

@@ -16,7 +16,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import gradient_registry
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import (
+from neural_mp.adaptors.common.named_graphs import (
     BF16,
     FP32,
     UINT8,

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.named_graphs.tensor_variants import UINT8
+from neural_mp.adaptors.common.named_graphs import UINT8
 from neural_mp.adaptors.common.simulation import (
     BY_OUTPUT,
     LEAST_POWER,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
 from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics, unpack_batch
 from neural_mp.adaptors.tensorflow.training.policies import iterate_model_layers
-from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
+from neural_mp.core.training_numerics import ModelTrace, NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
 from neural_mp.util.pytree import tree_leaves
 from neural_mp.util.validators import integer_between, validate_option

@@ -1,1 +1,0 @@
-"""Models of runtimes that compile graphs with named tensors: ONNX Runtime and OpenVINO."""

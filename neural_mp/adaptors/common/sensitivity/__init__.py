@@ -1,1 +1,0 @@
-"""Sensitivity of a model to the rounding of its weights, and moments of layer inputs."""
