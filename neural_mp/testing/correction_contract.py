@@ -85,6 +85,11 @@ class CorrectionCase:
             collected.setdefault(name, []).append(np.array(part))
         yield from ((name, np.concatenate(parts)) for name, parts in collected.items())
 
+    def in_fp32(self, plan: PrecisionPlan) -> Any:
+        """Return the FP32 model with the corrections of a plan."""
+        resolved = self.space.resolve(plan).plan
+        return apply_corrections(self.adaptor, self.model, resolved, self.observed, self.space)[0]
+
     def with_corrections_of(self, op: str, *corrections: str) -> PrecisionPlan:
         return self.plain.replacing({op: replace(self.plain[op], corrections=corrections)})
 
@@ -161,8 +166,7 @@ class CorrectionContract(OnDigits):
         able = {t: correction for t in case.best if correction in case.observed.corrected_nsr[t]}
         # Norms have no equalization.
         assert len(able) == (len(self.readers) if correction == "smooth" else 2)
-        plan = case.space.resolve(with_corrections(case.plain, case.space, able)).plan
-        model, *_ = apply_corrections(case.adaptor, case.model, plan, case.observed, case.space)
+        model = case.in_fp32(with_corrections(case.plain, case.space, able))
         assert signal_to_noise(case.reference, case.run(model)) > 100
 
     def test_in_int8_much_is_gained(self, case):
