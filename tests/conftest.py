@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import gc
 import logging
 import os
@@ -38,9 +37,13 @@ if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", 
 # others runs none of them.
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from filelock import FileLock
 from hypothesis import settings
 from made_once import make_once
 from ray_nodes_here import HEAD, NODE
+
+sys.path.append(str(_CHILDREN))
+import bare_platform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +52,9 @@ if TYPE_CHECKING:
 
     from neural_mp.core.hardware import Hardware
     from neural_mp.testing import Accuracy, Split
+
+if os.environ.get(bare_platform.VARIABLE):
+    bare_platform.hide()
 
 # The same examples on every run of CI: a red one means that the change broke it.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -268,8 +274,7 @@ def write_once(request, tmp_path_factory) -> Callable[[str, Callable[[Path], Non
 
     def write_for_all(name: str, write: Callable[[Path], None]) -> Path:
         file = folder / name
-        with (folder / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(folder / f"{name}.lock"):
             if not file.exists():
                 write(file)
         return file

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import select
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from neural_mp.cli.interrupts import to_exit_code
 from neural_mp.errors import NeuralMPError
 
 _STANDARD_ERROR = 2
+#: SIGPIPE, a signal that Windows lacks.
+_BROKEN_PIPE_SIGNAL = 13
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -48,7 +49,7 @@ def check_written(stream: TextIO, kept: str) -> None:
     stream.flush()
     error = getattr(_get_raw(stream), "error", None)
     if isinstance(error, BrokenPipeError):
-        raise SystemExit(to_exit_code(signal.SIGPIPE))
+        raise SystemExit(to_exit_code(_BROKEN_PIPE_SIGNAL))
     if isinstance(error, OSError):
         raise NeuralMPError(f"standard output cannot be written: {error.strerror}; {kept}")
 

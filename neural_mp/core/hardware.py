@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -39,6 +40,19 @@ NATIVE_COMPUTE_CAPABILITY: Mapping[Precision, tuple[int, int]] = {
 HOST_TARGET = "this"
 #: Target: exact INT8 results on every machine.
 PORTABLE = "portable"
+#: CPU flag as `cpuinfo` spells it on Windows → as the Linux kernel does.
+_LINUX_FLAGS: Mapping[str, str] = {
+    "avx512bf16": "avx512_bf16",
+    "avx512vnni": "avx512_vnni",
+}
+#: ARM feature on macOS → CPU flag of Linux.
+_MACOS_FEATURES: Mapping[str, str] = {
+    "AdvSIMD": "asimd",
+    "FEAT_BF16": "bf16",
+    "FEAT_DotProd": "asimddp",
+    "FEAT_FP16": "asimdhp",
+    "FEAT_I8MM": "i8mm",
+}
 #: Conversion target → the CPU flags guaranteed on the target.
 TARGETS: Mapping[str, frozenset[str]] = {
     HOST_TARGET: frozenset(),
@@ -194,6 +208,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Hardware:
 @lru_cache(maxsize=1)
 def _detect_machine() -> Hardware:
     name, flags = _cpu_from_kernel() or _cpu_from_library()
+    flags |= _arm_flags_of_macos() if sys.platform == "darwin" else frozenset()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Hardware(name, flags, cores or 1, _detect_gpus())
 
@@ -217,8 +232,29 @@ def _cpu_from_library() -> tuple[str, frozenset[str]]:
     import cpuinfo
 
     info = cpuinfo.get_cpu_info()
-    flags = {flag.replace("avx512bf16", "avx512_bf16") for flag in info.get("flags", ())}
+    flags = {_LINUX_FLAGS.get(flag, flag) for flag in info.get("flags", ())}
     return info.get("brand_raw", platform.machine()), frozenset(flags)
+
+
+def _arm_flags_of_macos() -> frozenset[str]:
+    """Return the flags of an ARM CPU, which `cpuinfo` does not list; none on x86.
+
+    Source of the names: Apple, "Determining instruction set characteristics".
+    """
+    try:
+        listing = subprocess.run(
+            ["sysctl", "hw.optional"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    return parse_macos_features(listing)
+
+
+def parse_macos_features(listing: str) -> frozenset[str]:
+    """Return the Linux flags of the ARM features that `sysctl hw.optional` lists as present."""
+    lines = (line.partition(":") for line in listing.splitlines())
+    present = {name.rpartition(".")[2] for name, _, value in lines if value.strip() == "1"}
+    return frozenset(flag for feature, flag in _MACOS_FEATURES.items() if feature in present)
 
 
 def _detect_gpus() -> tuple[Gpu, ...]:

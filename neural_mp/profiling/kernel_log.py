@@ -92,8 +92,15 @@ def sieve_standard_output(sieve: Sieve) -> Iterator[None]:
     context is lost.
 
     Raises:
-        KernelLogError: a filter is active already, or standard output is closed.
+        KernelLogError: a filter is active already, standard output is closed, or the system is
+            Windows.
     """
+    if not hasattr(os, "pread"):
+        raise KernelLogError(
+            "the kernels of a running process can be logged on Linux and macOS only; set "
+            "ONEDNN_VERBOSE=1 before the program starts, and read its output with `neural-mp "
+            "kernels FILE`"
+        )
     if not _in_use.acquire(blocking=False):
         raise KernelLogError(
             "a kernel log is already being recorded; end the first kernel_log() context before"
@@ -198,7 +205,8 @@ def kernel_log() -> Iterator[KernelLog]:
 
     Raises:
         MissingFrameworkError: PyTorch is not installed.
-        KernelLogError: PyTorch lacks oneDNN, or a log is being recorded already.
+        KernelLogError: PyTorch lacks oneDNN, a log is being recorded already, or the system is
+            Windows.
     """
     from neural_mp.adaptors.detect import FRAMEWORKS
     from neural_mp.adaptors.registry import require_framework

@@ -16,8 +16,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader, _LazyModule
 from types import ModuleType
 
+import bare_platform
 from nominal_times import REPLACED
 
+if os.environ.get(bare_platform.VARIABLE):
+    bare_platform.hide()
 gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)
 

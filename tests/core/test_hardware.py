@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from neural_mp.core.hardware import Gpu, Hardware, detect, require_any
+from neural_mp.core.hardware import Gpu, Hardware, detect, parse_macos_features, require_any
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 from neural_mp.errors import UnsupportedPrecisionError
@@ -86,3 +86,23 @@ def test_asking_the_hardware_imports_no_framework():
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+#: `sysctl hw.optional` of an Apple M2, shortened.
+_MACOS_LISTING = """\
+hw.optional.AdvSIMD: 1
+hw.optional.arm.FEAT_BF16: 1
+hw.optional.arm.FEAT_DotProd: 1
+hw.optional.arm.FEAT_FP16: 1
+hw.optional.arm.FEAT_I8MM: 1
+hw.optional.arm.FEAT_SME: 0
+hw.optional.arm64: 1
+"""
+
+
+def test_arm_features_of_macos_are_those_that_linux_lists():
+    flags = parse_macos_features(_MACOS_LISTING)
+    assert flags == {"asimd", "asimddp", "asimdhp", "bf16", "i8mm"}
+    machine = Hardware(flags=flags)
+    assert all(machine.support(precision).native for precision in (INT8, BF16, FP16))
+    assert not parse_macos_features("hw.optional.avx2_0: 1\nhw.optional.arm.FEAT_BF16: 0\n")

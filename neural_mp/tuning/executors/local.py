@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -78,8 +79,11 @@ def _ask_in_forks(ask: Callable[[], object]) -> None:
 
 
 def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_CHECK_INTERVAL_SECONDS)
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(parent)
+        # On Windows, the ID of the parent stays, also when another process has it.
+        while os.getppid() == parent and process.is_running():
+            time.sleep(_CHECK_INTERVAL_SECONDS)
     os._exit(1)
 
 

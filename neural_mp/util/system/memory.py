@@ -122,6 +122,18 @@ def _resident_memory_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def read_peak_bytes() -> int:
+    """Return the largest memory that this process has occupied so far, in bytes."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
     """Collect no garbage in this context: imports and graphs leave little, but trigger much.

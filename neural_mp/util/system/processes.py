@@ -74,7 +74,9 @@ def _check_working_directory() -> None:
 
 
 def _start_resource_trackers() -> None:
-    """Start the clean-up processes of workers, which start only once."""
+    """Start the clean-up processes of workers, which start only once; Windows needs none."""
+    if os.name != "posix":
+        return
     from multiprocessing import resource_tracker
 
     from loky.backend import resource_tracker as loky_tracker

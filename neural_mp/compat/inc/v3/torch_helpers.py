@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -36,6 +35,7 @@ from neural_mp.compat.inc.v3.torch_configs import (
     get_default_double_quant_config,
 )
 from neural_mp.errors import CaptureError
+from neural_mp.util.system.memory import read_peak_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ def get_ipex_version() -> None:
 
 def get_used_cpu_mem_MB() -> float:  # noqa: N802
     """Return the peak memory of this process in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return read_peak_bytes() / (1 << 20)
 
 
 def get_used_hpu_mem_MB() -> float:  # noqa: N802
