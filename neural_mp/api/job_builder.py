@@ -307,7 +307,9 @@ class JobBuilder:
             log.warnings += notes
         space, precisions = self._build_tuning_space(runtime, loaded, hardware, precisions, amp)
         slow_here = {
-            precision for precision in CPU_PRECISIONS if not host.support(precision).native
+            precision
+            for precision in CPU_PRECISIONS
+            if not (support := host.support(precision)).native and not support.weights_only
         }
         job = TuningJob(
             model=loaded.in_space(
@@ -390,7 +392,7 @@ class JobBuilder:
         )
         for precision in usable:
             support = hardware.support(precision)
-            if not support.native:
+            if support.is_emulated:
                 self.log.add_warning(f"{precision} is emulated on this machine: {support.reason}")
         return usable
 

@@ -79,15 +79,28 @@ ONLY_ACCELERATORS = "only accelerators compute in integers of 16 bits"
 
 @dataclass(frozen=True)
 class Support:
-    """Availability and speed of a precision on a device, with the reason."""
+    """Availability and speed of a precision on a device, with the reason.
+
+    Attributes:
+        native: the device computes in the precision.
+        weights_only: weights are stored in the precision; no device computes in it.
+    """
 
     available: bool
     native: bool
     reason: str
+    weights_only: bool = False
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether other arithmetic takes the place of that of the precision."""
+        return self.available and not (self.native or self.weights_only)
 
     @property
     def execution_mode(self) -> str:
-        """Execution mode: `natively`, `emulated` or `no`."""
+        """Execution mode: `natively`, `weights`, `emulated` or `no`."""
+        if self.weights_only:
+            return "weights"
         return "natively" if self.native else "emulated" if self.available else "no"
 
 
@@ -125,7 +138,8 @@ class Hardware(Displayed):
         if precision is Precision.INT16:
             return Support(False, False, ONLY_ACCELERATORS)
         if precision.is_low_bit:
-            return Support(True, True, f"{precision.bits}-bit weights are expanded to floats")
+            reason = f"{precision.bits}-bit weights are expanded to floats"
+            return Support(True, False, reason, weights_only=True)
         native, reason = self._native_support(precision, device)
         if precision is Precision.INT8 and device == "cpu":
             return Support(True, True, f"{reason}: {self.int8_accumulation.in_words}")

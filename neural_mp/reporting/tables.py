@@ -39,6 +39,9 @@ _OUTCOME_STYLE = {Outcome.MET: "green", Outcome.FAILED: "red"}
 _OUTCOME_STYLE |= dict.fromkeys(set(Outcome) - set(_OUTCOME_STYLE), "yellow")
 
 
+_SUPPORT_STYLES = {"natively": "green", "weights": "green", "emulated": "yellow", "no": "red"}
+
+
 def build_hardware_table(
     hardware: Hardware, accumulation: Mapping[str, Mapping[KernelKind, Int8Accumulation]]
 ) -> RenderableType:
@@ -48,10 +51,8 @@ def build_hardware_table(
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
         for precision in CPU_PRECISIONS:
             support = hardware.support(precision, device)
-            style = {"natively": "green", "emulated": "yellow", "no": "red"}[support.execution_mode]
-            table.add_row(
-                device, precision.value, Text(support.execution_mode, style), support.reason
-            )
+            mode = Text(support.execution_mode, _SUPPORT_STYLES[support.execution_mode])
+            table.add_row(device, precision.value, mode, support.reason)
     flags = [flag for group in NATIVE_FLAGS.values() for flag in group if flag in hardware.flags]
     notes = [f"Relevant CPU flags: {', '.join(flags) or 'none'}"]
     limits = (f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
