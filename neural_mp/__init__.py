@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from neural_mp.io.limits import trusting
     from neural_mp.jobs import tune_many
     from neural_mp.tuning.measurement.comparison import Comparison
+    from neural_mp.util.verbosity import (
+        disable_progress_bars,
+        enable_progress_bars,
+        set_verbosity,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,8 +49,11 @@ _LAZY = {
     "calibration": "neural_mp.api.input_data",
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
+    "disable_progress_bars": "neural_mp.util.verbosity",
+    "enable_progress_bars": "neural_mp.util.verbosity",
     "load": "neural_mp.api.optimized_model",
     "quantize_": "neural_mp.api.foreign_configs",
+    "set_verbosity": "neural_mp.util.verbosity",
     "trusting": "neural_mp.io.limits",
     "tune_many": "neural_mp.jobs",
 }
@@ -68,8 +76,11 @@ __all__ = [
     "common",
     "compare",
     "convert_with_plan",
+    "disable_progress_bars",
+    "enable_progress_bars",
     "load",
     "quantize_",
+    "set_verbosity",
     "trusting",
     "tune_many",
 ]

@@ -25,6 +25,7 @@ from neural_mp.tuning.measurement.sensitivity import (
 )
 from neural_mp.tuning.tuner import tune
 from neural_mp.util.user_calls import ReraiseUserErrors
+from neural_mp.util.verbosity import shows_progress
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ class MixedPrecision(Options):
         listener: Listener | None = OPTIONS["listener"].check_value(self.listener)
         if listener:
             return listener
+        if not shows_progress():
+            return Listener()
         if is_notebook():
             return NotebookListener()
         return LiveListener() if sys.stderr.isatty() else Listener()

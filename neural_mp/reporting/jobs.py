@@ -14,6 +14,7 @@ from neural_mp.reporting import formatting
 from neural_mp.reporting.console import NotebookLive, create_error_console, is_notebook
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 from neural_mp.util.text import format_count
+from neural_mp.util.verbosity import shows_progress
 
 _STYLES = {JobStatus.MET: "green", JobStatus.MISSED: "yellow", JobStatus.FAILED: "red"}
 
@@ -51,6 +52,8 @@ class LiveJobs(JobsListener):
         self._live: Live | None = None
         self._cell: NotebookLive | None = None
         self._ended: list[Text] = []
+        if console is None and not shows_progress():
+            return
         if console is None and is_notebook():
             self._cell = NotebookLive(self._render_jobs)
         elif self._console.is_terminal:

@@ -27,6 +27,7 @@ from neural_mp.core.training_numerics import NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.tuning.evaluation.batches import Batches
 from neural_mp.util.validators import integer_between, positive_float, validate_option
+from neural_mp.util.verbosity import shows_progress
 
 #: Gradient comparisons per run. Initial weights alone mislead: some problems appear only later,
 #: others disappear.
@@ -259,7 +260,7 @@ def advise(
     stream = itertools.chain([first], stream)
     with training.open_trainable(model, first, loss, chosen, optimizer) as trainable:
         console = Console(stderr=True)
-        hidden = not (progress and console.is_terminal)
+        hidden = not (progress and shows_progress() and console.is_terminal)
         with Progress(console=console, transient=True, disable=hidden) as bar:
             task = bar.add_task(_TASK, total=steps + 1)
             search = _Search(
