@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         set_verbosity,
     )
 
-__version__ = "0.1.0"
+__version__: str
 
 #: Public name → its module, imported on first access to keep `import neural_mp` fast.
 _LAZY = {
@@ -87,6 +87,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from neural_mp.util.system.environment import read_package_versions
+
+        return read_package_versions(["neural-mp"]).get("neural-mp", "unknown: not installed")
     if name == "common":
         return importlib.import_module("neural_mp.common")
     return _exported(name)

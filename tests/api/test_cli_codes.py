@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import numpy as np
 import onnx
@@ -348,5 +349,8 @@ def test_every_help_has_an_example_and_the_exit_codes(command, flag):
 
 
 def test_the_version_and_completion_are_there():
-    assert CliRunner().invoke(app, ["--version"]).output == "neural-mp 0.1.0\n"
+    assert (
+        CliRunner().invoke(app, ["--version"]).output
+        == f"neural-mp {metadata.version('neural-mp')}\n"
+    )
     assert "--install-completion" in CliRunner().invoke(app, ["-h"]).output
