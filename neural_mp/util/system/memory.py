@@ -123,13 +123,17 @@ def _resident_memory_bytes() -> int:
 
 
 def read_peak_bytes() -> int:
-    """Return the largest memory that this process has occupied so far, in bytes."""
+    """Return the largest memory that this process has occupied so far, in bytes.
+
+    The present memory where the system has no record of the largest.
+    """
     try:
         import resource
     except ImportError:  # Windows
         import psutil
 
-        return int(psutil.Process().memory_info().peak_wset)
+        memory = psutil.Process().memory_info()
+        return int(getattr(memory, "peak_wset", memory.rss))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
