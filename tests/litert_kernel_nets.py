@@ -14,7 +14,7 @@ from litert_nets import as_litert
 from neural_mp.adaptors.litert.graph.program import Program, get_sizes
 from neural_mp.adaptors.litert.model import Structure
 from neural_mp.adaptors.litert.quantizer import (
-    Form,
+    STATIC,
     Step,
     list_supported_types,
     make_recipe,
@@ -114,7 +114,7 @@ def make_int8_file(name: str) -> bytes:
     """Return a net of `NETS` with all ops in INT8 that the quantizer has."""
     program = Program.parse(make_float_file(name))
     structure = Structure(program)
-    types = list_supported_types(Form.STATIC) - {"SPLIT"}  # a result that nobody reads stays float
+    types = list_supported_types(STATIC) - {"SPLIT"}  # a result that nobody reads stays float
     names = [op for op in structure.ops if structure.get_type(op) in types]
     tensors = sorted({index for op in names for index in structure.iterate_float_tensors(op)})
     inputs = [int(index) for index in program.main.inputs]
@@ -123,7 +123,7 @@ def make_int8_file(name: str) -> bytes:
         program.tensor_name(index): (float(array.min()), float(array.max()))
         for index, array in zip(tensors, arrays, strict=True)
     }
-    steps = [Step(structure.get_scope(op), Form.STATIC) for op in names]
+    steps = [Step(structure.get_scope(op), STATIC) for op in names]
     return Program.wrap(quantize_tree(program.tree, make_recipe(steps), ranges)).content
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from neural_mp.adaptors.common import conversion
@@ -52,6 +52,7 @@ class Adaptor(Framework[M]):
         if lists is None:
             lists = {p: self.amp_lists(p) for p in SIXTEEN_BITS}
         kernels = self.kernels(model, hardware)
+        hardware = replace(hardware, stored=self.stored_precisions)
         supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
         # Many ops share their kernels, and then their capability.
         distinct = {id(own): own for own in kernels.values()}

@@ -11,7 +11,9 @@ from pathlib import Path
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOptions
+from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp, with_data_type
@@ -245,14 +247,15 @@ class JobBuilder:
         host = options.hardware or machine.detect()
         amp = gather_amp(options.amp, self.settings.amp)
         log_folder = create_writable_folder(amp.log_path)
-        if target is None:
-            precisions = self._choose_usable_precisions(host.for_target(cpu), amp)
-        else:
-            precisions = choose_integer_precisions(target, self.explicit_precisions)
         evaluation, calibration = self._select_batches()
         metrics = gather_metrics(options.metric, self.settings, evaluation, options.eval_func)
         criterion = self._direct_accuracy_criterion(metrics)
         load, loaded = self._load_model(calibration, labelled=calibration is evaluation)
+        if target is None:
+            host = replace(host, stored=self._find_stored_precisions(loaded))
+            precisions = self._choose_usable_precisions(host.for_target(cpu), amp)
+        else:
+            precisions = choose_integer_precisions(target, self.explicit_precisions)
         noted = (*loaded.warnings, *warn_replaced_metric(options.metric, options.eval_func))
         loaded = loaded.prepare_for_streams(
             count_concurrent_streams(self.settings, options.objective)
@@ -376,6 +379,12 @@ class JobBuilder:
         return resolve_direction(
             self.options.accuracy_criterion, metrics, self.options.eval_func, named
         )
+
+    def _find_stored_precisions(self, loaded: AnyModel) -> frozenset[Precision]:
+        """Return the 16-bit precisions of weights of the framework, or of the chosen runtime."""
+        runtime = self.options.runtime
+        adaptor = get_adaptor_named(runtime) if runtime in FRAMEWORKS else loaded.adaptor
+        return adaptor.stored_precisions
 
     def _choose_usable_precisions(
         self, hardware: machine.Hardware, amp: AmpSettings

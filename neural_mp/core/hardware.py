@@ -116,6 +116,7 @@ class Hardware(Displayed):
         forced: precisions the user forces on (`FORCE_BF16=1`, `FORCE_FP16=1`).
         target: conversion target, a name in `TARGETS`; `this` for the current machine, whose
             runtimes can be probed.
+        stored: 16-bit precisions in which a framework only stores weights, on any CPU.
     """
 
     name: str = "unknown CPU"
@@ -124,6 +125,7 @@ class Hardware(Displayed):
     gpus: tuple[Gpu, ...] = ()
     forced: frozenset[Precision] = frozenset()
     target: str = HOST_TARGET
+    stored: frozenset[Precision] = frozenset()
 
     @property
     def int8_accumulation(self) -> Int8Accumulation:
@@ -139,6 +141,9 @@ class Hardware(Displayed):
             return Support(False, False, ONLY_ACCELERATORS)
         if precision.is_low_bit:
             reason = f"{precision.bits}-bit weights are expanded to floats"
+            return Support(True, False, reason, weights_only=True)
+        if precision in self.stored:
+            reason = "weights are stored in it, and restored to floats"
             return Support(True, False, reason, weights_only=True)
         native, reason = self._native_support(precision, device)
         if precision is Precision.INT8 and device == "cpu":

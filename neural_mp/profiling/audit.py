@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -137,7 +137,7 @@ def audit_model(
         ConversionError: the framework does not report the executed kernels.
     """
     ran = model.adaptor.trace_kernels(model.held, model.example_inputs())
-    machine = hardware.detect()
+    machine = replace(hardware.detect(), stored=model.adaptor.stored_precisions)
     return audit_ops(planned, ran, lambda precision: machine.support(precision).native, complete)
 
 

@@ -38,6 +38,8 @@ class Framework(ABC, Generic[M]):
     packages: ClassVar[tuple[str, ...]] = ()
     #: Whether `inputs` of `load` may be shapes, with None for dynamic axes.
     frees_axes: ClassVar[bool] = False
+    #: 16-bit precisions of weights that are restored to floats, which no CPU must support.
+    stored_precisions: ClassVar[frozenset[Precision]] = frozenset()
     #: Names of files beside a saved model that it does not read, and that users may replace.
     replaceable_files: ClassVar[Collection[str]] = ()
     #: Kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.

@@ -8,7 +8,7 @@ from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs import GraphAdaptor
 from neural_mp.adaptors.litert import layer_params, observe, profiler
-from neural_mp.adaptors.litert.capabilities import find_kernels
+from neural_mp.adaptors.litert.capabilities import STORED_PRECISIONS, find_kernels
 from neural_mp.adaptors.litert.convert import convert_graph
 from neural_mp.adaptors.litert.files import loading, storage
 from neural_mp.adaptors.litert.int8_accumulation import int8_accumulation
@@ -24,6 +24,7 @@ class LiteRtAdaptor(GraphAdaptor[LiteRtModel]):
     title = "LiteRT"
     packages = ("ai-edge-litert", "ai-edge-quantizer")
     op_kinds = TYPES
+    stored_precisions = STORED_PRECISIONS
     op_outputs = optional.OpOutputs(
         observe.build_observable_graph, observe.make_op_outputs, observe.first_non_finite
     )

@@ -20,10 +20,21 @@ from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.graph.unread import quantize_unread_results
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
-from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_tree
-from neural_mp.core.enums import KernelInputs
+from neural_mp.adaptors.litert.quantizer import (
+    DYNAMIC,
+    HALF,
+    STATIC,
+    WEIGHT,
+    Form,
+    Kind,
+    Step,
+    make_recipe,
+    quantize_tree,
+)
+from neural_mp.core.enums import Granularity, KernelInputs
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
 
 
@@ -76,16 +87,31 @@ def _rename_ports(signature: Signature, program: Program, converted: Program) ->
 
 
 def _iterate_steps(structure: Structure, plan: ResolvedPlan) -> Iterator[Step]:
-    """Yield the ops that run in integers, or read a weight in integers."""
+    """Yield the ops that run in integers, or read a weight in fewer bits than FP32."""
     flow = plan.flow
     for name in structure.ops:
-        config = plan.plan.get(name)
+        config, precision = plan.plan.get(name), plan.effective[name]
         if config is not None and config.weight is not None and config.activation is None:
-            is_rounding = config.weight.inputs is KernelInputs.INT8
-            form = Form.DYNAMIC if is_rounding else Form.WEIGHT
-            yield Step(structure.get_scope(name), form, config.weight.dtype.bits)
-        elif plan.effective[name] is Precision.INT8 and name in flow.int8_reads:
-            yield Step(structure.get_scope(name), Form.STATIC)
+            yield Step(structure.get_scope(name), find_form(structure, name, config.weight))
+        elif precision is Precision.INT8 and name in flow.int8_reads:
+            yield Step(structure.get_scope(name), STATIC)
+        elif precision is Precision.FP16:
+            yield Step(structure.get_scope(name), HALF)
+
+
+def find_form(structure: Structure, name: str, weight: QuantSpec) -> Form:
+    """Return the form of a layer or table whose weight alone is in integers.
+
+    A group of all inputs of a channel is the form by channel. Rows with one scale for all leave the
+    table in INT8.
+    """
+    if weight.granularity is Granularity.PER_TENSOR:
+        return STATIC
+    size = weight.group_size
+    is_by_channel = size is None or size >= structure.get_weight(name)[0].size
+    stays = structure.has_table(name) or weight.inputs is KernelInputs.INT8
+    form = DYNAMIC if stays else WEIGHT
+    return replace(form, bits=weight.dtype.bits, block=None if is_by_channel else size)
 
 
 def _complete_ranges(
@@ -93,13 +119,18 @@ def _complete_ranges(
 ) -> dict[str, Range]:
     """Return the range of every tensor that an op in INT8 reads or writes.
 
-    Further results of an op have the range of the first, which the op moves.
+    Further results of an op have the range of the first, which the op moves. Rows have that of all
+    rows of their table.
     """
     scopes = {structure.get_scope(name): name for name in structure.ops}
     complete = dict(spans)
     for step in steps:
         name = scopes[step.scope]
-        if step.form is Form.STATIC:
+        if step.form is STATIC and structure.has_table(name):
+            table = structure.get_weight(name)
+            low, high = complete.get(name, (0.0, 0.0))
+            complete[name] = min(low, float(table.min())), max(high, float(table.max()))
+        elif step.form.kind is Kind.STATIC:
             for index in structure.iterate_float_tensors(name):
                 tensor = structure.program.tensor_name(index)
                 complete.setdefault(tensor, spans[name])

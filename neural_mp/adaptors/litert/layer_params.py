@@ -12,6 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from neural_mp.adaptors.common.optional import StoredLayer
 from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerParams, LayerRescale, Window
+from neural_mp.adaptors.litert.graph.program import drop_unused_buffers
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure
 from neural_mp.adaptors.litert.ops import Role, get_op_row
 from neural_mp.util.pytree import Array
@@ -83,6 +84,7 @@ def with_layer_params(model: LiteRtModel, changes: Mapping[str, LayerRescale]) -
         value = None if bias is None else structure.program.get_constant(bias)
         if bias is not None and value is not None:
             _replace_constant(structure, bias, change.rescale_bias(value, value.size))
+    drop_unused_buffers(program.tree)
     return replace(model, program=program, given=None, _runners={})
 
 
@@ -105,7 +107,7 @@ def collect_stored_layers(model: LiteRtModel) -> dict[str, StoredLayer]:
             continue
         weight = partial(_read_matrix, structure, name)
         read = structure.program.tensor_name(int(structure.ops[name].inputs[row.data]))
-        layers[name] = StoredLayer(weight, read if row.role is Role.DENSE else None)
+        layers[name] = StoredLayer(weight, None if structure.has_table(name) else read)
     return layers
 
 

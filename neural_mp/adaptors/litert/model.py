@@ -152,6 +152,10 @@ class Structure:
         weight = int(self.ops[name].inputs[row.weight])
         return self.program.is_constant(weight) and self.program.is_float(weight)
 
+    def has_table(self, name: str) -> bool:
+        """Whether an op reads rows of a constant float table."""
+        return has_role(self.get_type(name), Role.TABLE) and self.has_weight(name)
+
     def get_weight(self, name: str) -> Array:
         """Return the weight of an op with one."""
         index = int(self.ops[name].inputs[get_op_row(self.get_type(name)).weight])

@@ -12,9 +12,10 @@ from neural_mp.core.int8_accumulation import KernelKind
 class Role(Flag):
     """Part of an op in quantized graphs.
 
-    Layers multiply by a constant weight, products two computed matrices, and tables are read by
-    row. The integer kernels of joining ops pay off between INT8 ops only. Moving ops only move or
-    select values, and INT8 passes through them.
+    Layers multiply by a constant weight, products two computed matrices, and rows of tables are
+    read by their numbers; an op may read a constant table, or move computed rows. The integer
+    kernels of joining ops pay off between INT8 ops only. Moving ops only move or select values, and
+    INT8 passes through them.
     """
 
     NONE = 0
@@ -77,6 +78,7 @@ OPS: Mapping[str, OpRow] = {
     "FULLY_CONNECTED": OpRow("matmul", Role.DENSE, KernelKind.DENSE, inputs=1),
     "BATCH_MATMUL": OpRow("matmul", Role.PRODUCT, KernelKind.DENSE),
     "EMBEDDING_LOOKUP": OpRow("gather", Role.TABLE, inputs=1),
+    "GATHER": OpRow("gather", Role.TABLE | Role.MOVING, data=1, weight=0),
     **_parse_rows(
         Role.JOINING,
         "ADD SUB MUL DIV MEAN SUM SQRT RSQRT TANH SOFTMAX GELU RELU SQUARED_DIFFERENCE"
@@ -84,7 +86,7 @@ OPS: Mapping[str, OpRow] = {
     ),
     **_parse_rows(
         Role.MOVING,
-        "RESHAPE TRANSPOSE SPLIT SLICE PAD GATHER PACK:stack UNPACK:unstack"
+        "RESHAPE TRANSPOSE SPLIT SLICE PAD PACK:stack UNPACK:unstack"
         " STRIDED_SLICE:slice MIRROR_PAD:pad MAX_POOL_2D:max_pool GATHER_ND:gather"
         " CONCATENATION:concat BROADCAST_TO:broadcast SPACE_TO_DEPTH"
         " RESIZE_NEAREST_NEIGHBOR:resize_nearest",

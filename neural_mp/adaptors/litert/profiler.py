@@ -73,7 +73,10 @@ def trace_kernels(model: LiteRtModel, inputs: object) -> dict[str, OpTrace]:
             traces.setdefault(owner, []).append(kernel)
     return {
         ops[owner][0]: build_op_trace(
-            kernels, equals_float=not has_role(kinds[owner], _PRODUCT | Role.TABLE)
+            kernels,
+            rounded_to=Precision.FP16 if operands[owner].restores_halves else None,
+            equals_float=not has_role(kinds[owner], _PRODUCT | Role.TABLE)
+            or has_role(kinds[owner], Role.MOVING),
         )
         for owner, kernels in traces.items()
     }
@@ -111,13 +114,15 @@ class _Operands:
         precision: the first floating-point type of computed tensors; None if there is none.
         has_integers: whether a computed tensor holds quantized values.
         stores_integers: whether a constant is stored in quantized values.
-        restores_floats: whether a conversion restores such a constant for the op.
+        restores_floats: whether a conversion restores a constant for the op.
+        restores_halves: whether this constant is stored in FP16.
     """
 
     precision: Precision | None
     has_integers: bool
     stores_integers: bool
     restores_floats: bool
+    restores_halves: bool
 
 
 def _list_operands(program: Program) -> list[_Operands]:
@@ -140,6 +145,7 @@ def _list_operands(program: Program) -> list[_Operands]:
                 any(map(_is_quantized, computed)),
                 any(map(_is_quantized, constants)),
                 any(int(index) in restored for index in op.inputs),
+                any(tensor.type == schema.TensorType.FLOAT16 for tensor in constants),
             )
         )
     return operands

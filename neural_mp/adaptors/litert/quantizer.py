@@ -23,6 +23,7 @@ from ai_edge_quantizer import (
     recipe_manager,
 )
 from ai_edge_quantizer.algorithm_manager import AlgorithmName
+from ai_edge_quantizer.algorithms.nonlinear_quantize import float_casting
 
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConversionError, one_line
@@ -34,44 +35,62 @@ _MAX_SCOPE_CHARS = 10_000
 _ALL = qtyping.TFLOperationName.ALL_SUPPORTED
 
 
-class Form(Enum):
-    """Form of an op in integers.
+class Kind(Enum):
+    """Kind of an op in a recipe.
 
     `STATIC`: inputs and results in INT8, with ranges; `DYNAMIC`: a weight in integers, and inputs
-    that the kernel rounds on every run; `WEIGHT`: a weight in integers, restored on loading.
+    that the kernel rounds on every run, if the op computes; `WEIGHT`: a weight in integers,
+    restored on loading; `HALF`: a weight in FP16, restored on loading.
     """
 
     STATIC = "static"
     DYNAMIC = "dynamic"
     WEIGHT = "weight_only"
+    HALF = "half"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form of an op in a recipe.
+
+    Attributes:
+        bits: bits of an integer weight.
+        block: number of consecutive inputs that share a scale, one of `BLOCKS`; None for one scale
+            per channel.
+    """
+
+    kind: Kind
+    bits: int = 8
+    block: int | None = None
+
+
+STATIC, DYNAMIC, WEIGHT, HALF = map(Form, Kind)
+#: Numbers of inputs that may share a scale.
+BLOCKS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One op of a recipe.
-
-    Attributes:
-        scope: the names of its results, each followed by a semicolon.
-        bits: bits of the weight.
-    """
+    """One op of a recipe; `scope` are the names of its results, each followed by a semicolon."""
 
     scope: str
     form: Form
-    bits: int = 8
 
 
-def _make_op_config(form: Form, bits: int) -> qtyping.OpQuantizationConfig:
+def _make_op_config(form: Form) -> qtyping.OpQuantizationConfig:
+    integer, floating = qtyping.ComputePrecision.INTEGER, qtyping.ComputePrecision.FLOAT
+    if form.kind is Kind.HALF:
+        half = qtyping.TensorQuantizationConfig(16, dtype=qtyping.TensorDataType.FLOAT)
+        return qtyping.OpQuantizationConfig(None, half, floating, explicit_dequantize=True)
+    granularity = "CHANNELWISE" if form.block is None else f"BLOCKWISE_{form.block}"
     weight = qtyping.TensorQuantizationConfig(
-        bits, symmetric=True, granularity=qtyping.QuantGranularity.CHANNELWISE
+        form.bits, symmetric=True, granularity=qtyping.QuantGranularity(granularity)
     )
-    if form is Form.STATIC:
-        activation = qtyping.TensorQuantizationConfig(8, symmetric=False)
-        return qtyping.OpQuantizationConfig(activation, weight, qtyping.ComputePrecision.INTEGER)
-    if form is Form.DYNAMIC:
-        return qtyping.OpQuantizationConfig(None, weight, qtyping.ComputePrecision.INTEGER)
-    return qtyping.OpQuantizationConfig(
-        None, weight, qtyping.ComputePrecision.FLOAT, explicit_dequantize=True
-    )
+    if form.kind is Kind.WEIGHT:
+        return qtyping.OpQuantizationConfig(None, weight, floating, explicit_dequantize=True)
+    is_static = form.kind is Kind.STATIC
+    activation = qtyping.TensorQuantizationConfig(8, symmetric=False) if is_static else None
+    return qtyping.OpQuantizationConfig(activation, weight, integer)
 
 
 def make_recipe(steps: Iterable[Step]) -> list[dict[str, Any]]:
@@ -81,15 +100,18 @@ def make_recipe(steps: Iterable[Step]) -> list[dict[str, Any]]:
     scope of an output is the name of the op before.
     """
     tool = recipe_manager.RecipeManager()
-    scopes: dict[tuple[Form, int], list[str]] = {}
+    scopes: dict[Form, list[str]] = {}
     for step in steps:
-        scopes.setdefault((step.form, step.bits), []).append(step.scope)
-    for (form, bits), named in scopes.items():
+        scopes.setdefault(step.form, []).append(step.scope)
+    for form, named in scopes.items():
         # The quantizer tries each expression on each op: one expression for all ops of a form.
         alternatives = "|".join(map(_escape_scope, named))
-        config = _make_op_config(form, bits)
+        is_half = form.kind is Kind.HALF
         tool.add_quantization_config(
-            f"^(?:{alternatives})", _ALL, config, AlgorithmName.MIN_MAX_UNIFORM_QUANT
+            f"^(?:{alternatives})",
+            _ALL,
+            _make_op_config(form),
+            AlgorithmName.FLOAT_CASTING if is_half else AlgorithmName.MIN_MAX_UNIFORM_QUANT,
         )
     for boundary in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):
         tool.add_quantization_config(".*", boundary, None, AlgorithmName.NO_QUANTIZE)
@@ -163,13 +185,13 @@ def _without_root_handler() -> Iterator[None]:
 
 
 @lru_cache(maxsize=16)
-def list_supported_types(form: Form, bits: int = 8) -> frozenset[str]:
+def list_supported_types(form: Form) -> frozenset[str]:
     """Return the op types, named as in the schema, that the quantizer has in a form."""
     names = {theirs: ours for ours, theirs in _NAMES.items()}
-    config = _make_op_config(form, bits)
+    config = _make_op_config(form)
     policy = default_policy.DEFAULT_CONFIG_CHECK_POLICY
-    return frozenset(
-        names.get(operation.value, operation.value)
-        for operation, configs in policy.items()
-        if config in configs
-    )
+    if form.kind is Kind.HALF:
+        operations = float_casting.SUPPORTED_WEIGHT_QUANT_OPS
+    else:
+        operations = frozenset(name for name, configs in policy.items() if config in configs)
+    return frozenset(names.get(operation.value, operation.value) for operation in operations)

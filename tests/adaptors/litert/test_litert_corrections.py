@@ -6,7 +6,12 @@ from keras_contract_nets import outliers, residual, seeded, two_outputs
 from keras_nets import ChannelsLast
 from litert_nets import as_litert
 
+from neural_mp.adaptors.common.weights.cross_layer_scaling import LayerRescale
+from neural_mp.adaptors.litert import layer_params
+from neural_mp.adaptors.litert.adaptor import LiteRtAdaptor
 from neural_mp.testing import CorrectionContract, signal_to_noise
+
+ADAPTOR = LiteRtAdaptor()
 
 
 @pytest.mark.slow
@@ -47,3 +52,14 @@ class TestCorrections(ChannelsLast, CorrectionContract):
             bias = structure.program.get_constant(structure.find_bias(op))
             result = values[op].reshape(product.shape)
             assert signal_to_noise(result, np.maximum(product + bias, 0)) > 100, op
+
+
+def test_a_file_does_not_keep_the_weights_that_a_correction_replaced(net):
+    model = ADAPTOR.load(net)
+    layers = layer_params.collect_layer_params(model)
+    changes = {
+        op: LayerRescale(outputs=np.full(len(layer.weight()), 2, np.float32))
+        for op, layer in layers.items()
+    }
+    corrected = layer_params.with_layer_params(model, changes)
+    assert len(ADAPTOR.native(corrected)) < 1.05 * len(ADAPTOR.native(model))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure
 from neural_mp.adaptors.litert.ops import Role, has_role
 from neural_mp.adaptors.litert.profiler import time_ops, trace_kernels
-from neural_mp.adaptors.litert.quantizer import Form, Step, make_recipe, quantize_tree
+from neural_mp.adaptors.litert.quantizer import DYNAMIC, WEIGHT, Step, make_recipe, quantize_tree
 from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.precision import Precision
 
@@ -104,7 +105,7 @@ def test_the_multiplication_of_a_silu_is_fused_in_int8_only():
 
 
 @pytest.mark.parametrize(
-    ("form", "precision"), [(Form.DYNAMIC, Precision.INT8), (Form.WEIGHT, Precision.FP32)]
+    ("form", "precision"), [(DYNAMIC, Precision.INT8), (WEIGHT, Precision.FP32)]
 )
 @pytest.mark.parametrize("bits", [8, 4])
 def test_integer_weights_alone_are_read_and_dynamic_ones_multiplied(form, precision, bits):
@@ -112,7 +113,7 @@ def test_integer_weights_alone_are_read_and_dynamic_ones_multiplied(form, precis
     structure = Structure(program)
     types = ("CONV_2D", "DEPTHWISE_CONV_2D") if bits == 8 else ()
     chosen = [op for op in structure.ops if structure.get_type(op) in (*types, "FULLY_CONNECTED")]
-    steps = [Step(structure.get_scope(op), form, bits) for op in chosen]
+    steps = [Step(structure.get_scope(op), replace(form, bits=bits)) for op in chosen]
     model, batch = load(Program.wrap(quantize_tree(program.tree, make_recipe(steps), {})).content)
     traces = trace_kernels(model, batch)
     assert {traces[op].precision for op in chosen} == {precision}

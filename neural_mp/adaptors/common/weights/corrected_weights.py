@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, require_part
+from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.ranges import STEPS
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrections import find_factor_groups
 from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, round_int8_weight
@@ -32,7 +34,7 @@ from neural_mp.adaptors.common.weights.weight_corrections import (
     search_awq_factors,
 )
 from neural_mp.adaptors.common.weights.weight_store import GroupHolder, WeightStore
-from neural_mp.core.enums import WeightCorrection
+from neural_mp.core.enums import Scheme, WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
@@ -165,6 +167,10 @@ class CorrectedWeights(Generic[M]):
         """Return a weight [outputs, inputs] as its stored form (in groups or INT8) restores it."""
         if spec.group_size is not None:
             return self.get_grouped_weight(op, weight, spec).to_floats()
+        if spec.scheme is Scheme.ASYMMETRIC:
+            params = QuantParams.of((float(weight.min()), float(weight.max())))
+            steps = np.clip(np.rint(weight / params.scale) + params.zero_point, 0, STEPS)
+            return ((steps - params.zero_point) * params.scale).astype(np.float32)
         return round_int8_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
     def _learn_weights(self, specs: _Specs) -> _Made:

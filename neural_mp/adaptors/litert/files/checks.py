@@ -32,6 +32,7 @@ _VERSION = 3
 #: An offset of 1 stands for "not yet written".
 _LEAST_OFFSET = 2
 _SCALES = (1e-30, 1e30)
+_BLOCK_SIZES = (32, 64, 128, 256)
 _TYPE = schema.TensorType
 #: Bits of an element by type; text and sequences of tensors are not supported.
 _ELEMENT_BITS = {
@@ -206,6 +207,7 @@ def _check_tensor(graph: FileGraph, index: int) -> int:
     _check_buffer(graph, index, name)
     if "quantization" in tensor:
         _check_quantization(tensor["quantization"], sizes, kind, name)
+        _check_blocks(graph, index, name)
     return _count_bytes(graph, index)
 
 
@@ -325,6 +327,32 @@ def _check_quantization(quantization: Table, sizes: Sequence[int], kind: int, na
             f"{name} must have one scale for each of its channels, got {len(scales)} for axis "
             f"{axis} of {list(sizes)}; quantize the model again",
         )
+
+
+def _check_blocks(graph: FileGraph, index: int, name: str) -> None:
+    """Check the scales of a matrix whose blocks of inputs share scales."""
+    blocks, sizes = graph.get_blocks(index), graph.get_sizes(index)
+    if blocks is None:
+        return
+    size, scales = blocks.get("blockSize", 0), blocks.get("scales", 0)
+    require(
+        graph.get_type(index) == _TYPE.INT4 and graph.is_constant(index) and len(sizes) == 2,
+        f"{name} must be a constant matrix of type INT4 to have blocks; quantize the model again",
+    )
+    require(
+        size in _BLOCK_SIZES and sizes[1] % size == 0,
+        f"{name} must have blocks of {', '.join(map(str, _BLOCK_SIZES))} that divide {sizes[1]}, "
+        f"got {size}; quantize the model again",
+    )
+    require(
+        0 < scales < len(graph.tensors)
+        and graph.get_type(scales) == _TYPE.FLOAT16
+        and graph.is_constant(scales)
+        and math.prod(graph.get_sizes(scales)) == sizes[0] * (sizes[1] // size)
+        and blocks.get("zeroPoints", 0) <= 0,
+        f"{name} must have a constant of type FLOAT16 with one scale for each block, and no zero "
+        f"points; quantize the model again",
+    )
 
 
 def _check_signatures(signatures: Iterable[Table], graphs: Sequence[FileGraph]) -> None:

@@ -15,6 +15,8 @@ TYPE_NAMES = {
     number: name for name, number in vars(schema.TensorType).items() if isinstance(number, int)
 }
 
+_BLOCKWISE = schema.QuantizationDetails.BlockwiseQuantization
+
 
 class FileFaultError(ValueError):
     """A reason to refuse a file, as a message without the name of the file."""
@@ -97,6 +99,12 @@ class FileGraph:
     def has_scale(self, index: int) -> bool:
         """Whether a tensor holds quantized values."""
         return bool(self.tensors[index].get("quantization", {}).get("scale"))
+
+    def get_blocks(self, index: int) -> Table | None:
+        """Return how blocks of a tensor share scales; None if channels do, or the whole tensor."""
+        quantization = self.tensors[index].get("quantization", {})
+        is_in_blocks = quantization.get("detailsType", 0) == _BLOCKWISE
+        return (quantization.get("details") or {}) if is_in_blocks else None
 
     def is_constant(self, index: int) -> bool:
         """Whether a tensor has a value in the file."""

@@ -24,6 +24,8 @@ from neural_mp.adaptors.litert.graph.program import ABSENT
 
 _TYPE = schema.TensorType
 _INTEGERS = frozenset({_TYPE.INT8, _TYPE.UINT8, _TYPE.INT16, _TYPE.INT4, _TYPE.INT2})
+#: Ops and their operands that may have scales of blocks.
+_READS_BLOCKS = frozenset({("FULLY_CONNECTED", 1), ("EMBEDDING_LOOKUP", 1)})
 #: Ops with a number of results in their options.
 _RESULT_COUNTS = {"SPLIT": "numSplits", "SPLIT_V": "numSplits", "UNPACK": "num"}
 _WINDOW = ("strideW", "strideH")
@@ -119,13 +121,22 @@ def _check_types(operator: FileOperator, name: str) -> None:
 
 
 def _check_scales(operator: FileOperator, name: str) -> None:
-    """Check that integers that an op computes with have scales."""
+    """Check that integers that an op computes with have scales, of blocks if it reads these."""
     graph = operator.graph
+    for position, index in enumerate(operator.inputs):
+        require(
+            index == ABSENT
+            or graph.get_blocks(index) is None
+            or (operator.name, position) in _READS_BLOCKS,
+            f"{name} cannot read {graph.describe(index)} in blocks; quantize the model again",
+        )
     if operator.name in MOVING:
         return
     for index in (*operator.operands, *operator.outputs):
         require(
-            graph.get_type(index) not in _INTEGERS or graph.has_scale(index),
+            graph.get_type(index) not in _INTEGERS
+            or graph.has_scale(index)
+            or graph.get_blocks(index) is not None,
             f"{name} computes with {graph.describe(index)}, whose type "
             f"{graph.get_type_name(index)} requires a scale; quantize the model again",
         )

@@ -129,6 +129,18 @@ class Program:
         yield from self.main.operators
 
 
+def drop_unused_buffers(tree: Any) -> None:
+    """Empty the buffers of a parsed flatbuffer that no tensor and no metadata refer to, in place.
+
+    They would stay in files, like the weights that a correction replaced.
+    """
+    used = {tensor.buffer for graph in tree.subgraphs for tensor in graph.tensors}
+    used.update(entry.buffer for entry in tree.metadata or ())
+    for index, buffer in enumerate(tree.buffers):
+        if index not in used:
+            buffer.data = None
+
+
 def get_sizes(tensor: Any) -> tuple[int, ...]:
     """Return the stored sizes of a tensor (`TensorT`), 1 for a free size."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
