@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from dataclasses import replace
 
 import numpy as np
 import pytest
