@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.api.explain import write_log
+from neural_mp.api.integer_io import check_io, with_io
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.quantization_aware import with_training
@@ -124,8 +125,9 @@ class MixedPrecision(Options):
         with log.loading_phase():
             builder = self._job_builder(log)
             job, log_folder = builder.build_job()
+            check_io(self, job)
             job = with_training(job, self, builder.settings)
-        result = tune(job, log)
+        result = with_io(self, job, tune(job, log))
         plan = result.plan.plan
         report = replace(result.report, record=result.record)
         for line in report.converted:

@@ -24,7 +24,15 @@ from neural_mp.core.criterion import (
     check_min_speedup,
     parse_objectives,
 )
-from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Dialect, Objective
+from neural_mp.core.enums import (
+    FLOAT_IO,
+    INT8_IO,
+    SOURCE_RUNTIME,
+    Approach,
+    Capture,
+    Dialect,
+    Objective,
+)
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision, Precisions, parse_precisions
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
@@ -39,6 +47,7 @@ from neural_mp.util.validators import (
     boolean,
     integer_between,
     keep_original_value,
+    one_of,
     seed_number,
     string,
     validate_option,
@@ -382,6 +391,16 @@ class Options:
         "model.runtime",
         rule=values.RUNTIME,
         flag="Runtime of the result: auto, source or a name; default: auto.",
+        shown=True,
+    )
+    io: str = declare_option(
+        FLOAT_IO,
+        'types of the inputs and outputs of the result: `"float"`, or '
+        '[`"int8"`](litert.md#integer-inputs-and-outputs) for a `.tflite` file',
+        "model.io",
+        rule=one_of((FLOAT_IO, INT8_IO)),
+        choices=(FLOAT_IO, INT8_IO),
+        flag="Types of inputs and outputs: float, or int8 for a .tflite file; default: float.",
         shown=True,
     )
     capture: str = declare_option(

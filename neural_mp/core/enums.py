@@ -105,6 +105,9 @@ SOURCE_RUNTIME, AUTO_RUNTIME = "source", "auto"
 #: PyTorch through its compiler, as a value of `runtime`.
 COMPILED_RUNTIME = "torch.compile"
 
+#: Values of the option `io`.
+FLOAT_IO, INT8_IO = "float", "int8"
+
 
 class Capture(StringEnum):
     """Graph capture: of the whole model, module by module, or layer by layer."""

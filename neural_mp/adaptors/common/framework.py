@@ -294,6 +294,14 @@ class Framework(ABC, Generic[M]):
         """
         return self.observe_tensors(model, batches, tensors)
 
+    def with_integer_io(self, model: M, batches: Iterable[Any]) -> M:
+        """Return a model that takes and returns INT8 in its own runtime, and here floats.
+
+        Inputs and outputs keep their names. Values that the model has in float only get their
+        ranges from the batches.
+        """
+        raise optional.missing_part_error(self.framework, "integer inputs and outputs")
+
     def with_op_names(self, model: M, names: Mapping[str, str]) -> M:
         """Return the model with new names of ops, if the runtime does not keep those of a file.
 

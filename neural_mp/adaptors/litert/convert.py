@@ -6,20 +6,21 @@ inserts QUANTIZE and DEQUANTIZE where a neighbour is float. All ranges are those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs_aside
+from neural_mp.adaptors.litert.graph.ports import read_encoding, with_integer_ports
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.graph.unread import quantize_unread_results
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
+from neural_mp.adaptors.litert.observe import observe_values
 from neural_mp.adaptors.litert.quantizer import (
     DYNAMIC,
     HALF,
@@ -35,6 +36,7 @@ from neural_mp.core.enums import Granularity, KernelInputs
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan
 
 
@@ -55,6 +57,41 @@ def convert_graph(
         results=dict(_iterate_results(structure, program)),
         counts=count_conversions(program),
         recipe=recipe,
+        _runners={},
+    )
+
+
+def with_integer_io(model: LiteRtModel, batches: Iterable[Any]) -> LiteRtModel:
+    """Return a model whose graph takes and returns INT8, and that is called with floats.
+
+    Batches give the ranges of inputs and outputs that the graph has in float only.
+
+    Raises:
+        ConversionError: such values are not finite.
+    """
+    ports = (*model.signature.inputs, *model.signature.outputs)
+    ranges: dict[str, Range] = {}
+    for name, values in observe_values(model, batches, {port.tensor for port in ports}):
+        low, high = ranges.get(name, (0.0, 0.0))
+        ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
+        if not np.isfinite(ranges[name]).all():
+            raise ConversionError(
+                f"values of {name!r} must be finite for INT8 inputs and outputs, got NaN or Inf; "
+                f"calibrate with other data"
+            )
+    program = with_integer_ports(model.program, ranges)
+    positions, tensors = Structure(program).tensors, program.main.tensors
+    results = {
+        op: replace(location, encoding=read_encoding(tensors[positions[location.tensor]]))
+        for op, location in model.results.items()
+    }
+    return replace(
+        model,
+        program=program,
+        signature=_rename_ports(model.signature, model.program, program),
+        given=None,
+        results=results,
+        counts=count_conversions(program),
         _runners={},
     )
 
@@ -146,16 +183,7 @@ def _iterate_results(
         index = converted.tensors.get(name)
         if index is not None:
             kind = structure.get_type(structure.parts.get(name, name))
-            yield name, OutputLocation(name, kind, _read_encoding(program, index))
-
-
-def _read_encoding(program: Program, index: int) -> QuantParams | None:
-    """Return the parameters of an INT8 tensor, with its own zero point; None for a float one."""
-    tensor = program.main.tensors[index]
-    if tensor.type != schema.TensorType.INT8 or tensor.quantization is None:
-        return None
-    scales, zeros = tensor.quantization.scale, tensor.quantization.zeroPoint
-    return QuantParams(float(np.ravel(scales)[0]), int(np.ravel(zeros)[0]))
+            yield name, OutputLocation(name, kind, read_encoding(program.main.tensors[index]))
 
 
 def count_conversions(program: Program) -> ConversionCounts:

@@ -10,10 +10,13 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from neural_mp.adaptors.common.named_graphs import GraphModel, Run
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.signatures.signature import Array
+from neural_mp.adaptors.litert.graph.ports import decode_values, encode_values, read_encoding
 from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes
 from neural_mp.adaptors.litert.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.litert.runtime import Runner
@@ -65,14 +68,35 @@ class LiteRtModel(GraphModel[Program]):
             keeps_tensors,
         )
 
+    @cached_property
+    def encodings(self) -> Mapping[str, QuantParams]:
+        """Tensor of an input or output that callers know in float, and the graph in INT8."""
+        ports = (*self.signature.inputs, *self.signature.outputs)
+        tensors = {
+            port.tensor: self.program.main.tensors[self.tensors[port.tensor]]
+            for port in ports
+            if port.dtype == np.float32
+        }
+        encodings = {name: read_encoding(tensor) for name, tensor in tensors.items()}
+        return {name: encoding for name, encoding in encodings.items() if encoding is not None}
+
+    def make_feed(self, bound: Mapping[str, Array], name: str) -> Array:
+        """Return the values of an input as the graph takes them."""
+        encoding = self.encodings.get(name)
+        return bound[name] if encoding is None else encode_values(bound[name], encoding)
+
     def order_feeds(self, bound: Mapping[str, Array]) -> list[Array]:
         """Return bound inputs in the order of the signature."""
-        return [bound[name] for name in self.signature.input_tensors]
+        return [self.make_feed(bound, name) for name in self.signature.input_tensors]
 
     def compile_graph(self) -> Run:
         """Return the graph to run, for the allowed number of threads."""
-        runner = self.make_runner(self.signature.output_tensors)
-        return lambda bound: runner(self.order_feeds(bound))
+        names = self.signature.output_tensors
+        runner, encodings = self.make_runner(names), [self.encodings.get(name) for name in names]
+        return lambda bound: [
+            result if encoding is None else decode_values(result, encoding)
+            for result, encoding in zip(runner(self.order_feeds(bound)), encodings, strict=True)
+        ]
 
     def __reduce__(self) -> tuple[Callable[..., LiteRtModel], tuple[Any, ...]]:
         """Return the parts for pickling: the graph as its file."""

@@ -95,7 +95,8 @@ def _record_kernels(
     """Yield the kernels of every run, each before the position of its op."""
     program = model.program
     bound = model.signature.bind_inputs(inputs)
-    feeds = [bound[program.tensor_name(int(index))] for index in program.main.inputs]
+    names = (program.tensor_name(int(index)) for index in program.main.inputs)
+    feeds = [model.make_feed(bound, name) for name in names]
     threads = get_allowed_threads() or os.cpu_count() or 1
     owners: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for events in record_events(program.content, feeds, runs, threads):

@@ -31,7 +31,7 @@ def set_outputs_aside(program: Program) -> tuple[Program, OutputsAside]:
     """Return a graph without outputs that its ops read, and all outputs."""
     read = {int(index) for op in program.iterate_ops() for index in op.inputs}
     outputs = [int(index) for index in program.main.outputs]
-    definitions = _list_main_signatures(program.tree)
+    definitions = list_main_signatures(program.tree)
     aside = OutputsAside(
         tuple(program.tensor_name(index) if index in read else None for index in outputs),
         tuple(
@@ -43,7 +43,7 @@ def set_outputs_aside(program: Program) -> tuple[Program, OutputsAside]:
         return program, aside
     copy = program.copy()
     copy.main.outputs = [index for index in outputs if index not in read]
-    for definition in _list_main_signatures(copy.tree):
+    for definition in list_main_signatures(copy.tree):
         definition.outputs = [e for e in definition.outputs if int(e.tensorIndex) not in read]
     return copy, aside
 
@@ -61,7 +61,7 @@ def restore_outputs(program: Program, aside: OutputsAside) -> None:
     ]
     program.main.outputs = outputs
     for definition, entries in zip(
-        _list_main_signatures(program.tree), aside.signatures, strict=True
+        list_main_signatures(program.tree), aside.signatures, strict=True
     ):
         definition.outputs = []
         for name, position in entries:
@@ -70,7 +70,8 @@ def restore_outputs(program: Program, aside: OutputsAside) -> None:
             definition.outputs.append(entry)
 
 
-def _list_main_signatures(tree: Any) -> list[Any]:
+def list_main_signatures(tree: Any) -> list[Any]:
+    """Return the signatures (`SignatureDefT`) of the main subgraph."""
     return [entry for entry in tree.signatureDefs if (entry.subgraphIndex or 0) == 0]
 
 
@@ -88,23 +89,23 @@ def _find_float(program: Program, index: int) -> int:
     restored.shape, restored.shapeSignature = tensor.shape, tensor.shapeSignature
     program.main.tensors.append(restored)
     op = schema.OperatorT()
-    op.opcodeIndex = _find_op_code(program.tree, schema.BuiltinOperator.DEQUANTIZE)
+    op.opcodeIndex = find_op_code(program.tree, schema.BuiltinOperator.DEQUANTIZE)
     op.inputs, op.outputs = [index], [len(program.main.tensors) - 1]
     program.main.operators.append(op)
     return int(op.outputs[0])
 
 
-def _find_op_code(tree: Any, number: int) -> int:
-    """Return the position of an op code, which is added if there is none."""
+def find_op_code(tree: Any, number: int) -> int:
+    """Return the position of an op code of a conversion, which is added if there is none."""
     for position, code in enumerate(tree.operatorCodes):
         if code.builtinCode == number:
             return position
     code = schema.OperatorCodeT()
     code.builtinCode = code.deprecatedBuiltinCode = number
-    code.version = _DEQUANTIZE_VERSION
+    code.version = _CONVERSION_VERSION
     tree.operatorCodes.append(code)
     return len(tree.operatorCodes) - 1
 
 
-#: Version of the op for INT8 (TensorFlow, `lite/tools/versioning/op_version.cc`).
-_DEQUANTIZE_VERSION = 2
+#: Version of conversions from and to INT8 (TensorFlow, `lite/tools/versioning/op_version.cc`).
+_CONVERSION_VERSION = 2
