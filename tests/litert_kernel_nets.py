@@ -12,7 +12,7 @@ from keras import ops as kops
 from litert_nets import as_litert
 
 from neural_mp.adaptors.litert.graph.program import Program, get_sizes
-from neural_mp.adaptors.litert.model import Structure
+from neural_mp.adaptors.litert.model import Recipe, Structure
 from neural_mp.adaptors.litert.quantizer import (
     STATIC,
     Step,
@@ -124,7 +124,8 @@ def make_int8_file(name: str) -> bytes:
         for index, array in zip(tensors, arrays, strict=True)
     }
     steps = [Step(structure.get_scope(op), STATIC) for op in names]
-    return Program.wrap(quantize_tree(program.tree, make_recipe(steps), ranges)).content
+    recipe = Recipe(make_recipe(steps), ranges)
+    return Program.wrap(quantize_tree(program.tree, recipe.entries, recipe.statistics)).content
 
 
 def draw_feeds(program: Program, batch: int = 1) -> list[np.ndarray]:

@@ -19,10 +19,11 @@ from neural_mp.api import config_objects
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import OpenedPlan, open_plan
+from neural_mp.api.trained_transfer import convert_trained
 from neural_mp.config import Options, Settings
 from neural_mp.config.settings import TRAIN
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import Capture
+from neural_mp.core.enums import SOURCE_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
@@ -35,20 +36,34 @@ from neural_mp.util.user_calls import call_user
 
 @dataclass(frozen=True)
 class _Origin:
-    """The model and plan that a simulation was made from; shared by its copies."""
+    """The model and plan that a simulation was made from; shared by its copies.
+
+    `data` are the calibration batches; None without.
+    """
 
     opened: OpenedPlan
+    data: list[Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
         return self
 
 
+#: Runtime whose models are trained in the framework that they come from.
+_FINISHING_RUNTIME = "litert"
+
+
 def untrainable_message(framework: str) -> str:
     """Return the message for a framework without training, with what there is instead."""
+    instead = (
+        "train the Keras model with a plan for TensorFlow, and call training.finish(simulation, "
+        "runtime='litert')"
+        if framework == _FINISHING_RUNTIME
+        else "its weights are reconstructed without labels only; name the corrections 'adaround' "
+        "and 'learned_scale' in the plan"
+    )
     return (
         f"training with a plan is for PyTorch and TensorFlow models, got a model of {framework}: "
-        f"its weights are reconstructed without labels only; name the corrections 'adaround' and "
-        f"'learned_scale' in the plan"
+        f"{instead}"
     )
 
 
@@ -130,19 +145,26 @@ def quantization_aware(
         warnings = (*opened.warnings, *tunable.observations.notes)
         opened = OpenedPlan(loaded, tunable, resolved, warnings)
     simulation = opened.tunable.simulate_plan(opened.resolved, schedule)
-    simulation.record = _Origin(opened)
+    simulation.record = _Origin(opened, data)
     return simulation
 
 
-def finish(model: object) -> OptimizedModel:
+def finish(
+    model: object, *, runtime: str = SOURCE_RUNTIME, calibration: Iterable[Any] | None = None
+) -> OptimizedModel:
     """Return the converted model with the weights and scales of a trained simulation.
 
     Args:
         model: a model made by `quantization_aware`, also wrapped by `torch.compile` or
             `DistributedDataParallel`; stays unchanged.
+        runtime: `source`, or for a Keras model `litert`.
+        calibration: batches of inputs, for tensors that only another runtime quantizes; default:
+            those of `quantization_aware`.
 
     Raises:
         ConfigurationError: the model was not made by `quantization_aware`.
+        ConversionError: the runtime cannot take the trained numbers.
+        DataError: calibration data are needed and missing.
     """
     started = time.perf_counter()
     simulation: Any = model
@@ -154,6 +176,10 @@ def finish(model: object) -> OptimizedModel:
             )
     opened: OpenedPlan = simulation.record.opened
     adaptor = opened.loaded.adaptor
+    if runtime not in (SOURCE_RUNTIME, adaptor.framework):
+        data = simulation.record.data if calibration is None else list(calibration)
+        transferred, result = convert_trained(opened, simulation, runtime, data)
+        return transferred.build_result(result, started)
     offered = require_part(adaptor.simulation, adaptor.framework, "training with a plan")
     converted = LoadedModel(adaptor, offered.finished(simulation), boundary=opened.loaded.boundary)
     return opened.build_result(converted, started)

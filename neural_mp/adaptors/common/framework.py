@@ -23,6 +23,7 @@ from neural_mp.core.observations import KeptOutputs, Observations, Range, WidthF
 from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
+from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
 
@@ -301,6 +302,13 @@ class Framework(ABC, Generic[M]):
         ranges from the batches.
         """
         raise optional.missing_part_error(self.framework, "integer inputs and outputs")
+
+    def with_weight_scales(self, model: M, scales: Mapping[str, Array]) -> M:
+        """Return the model whose next conversion stores some INT8 weights with these scales.
+
+        `scales` are op → the scale of each output channel, float32.
+        """
+        raise optional.missing_part_error(self.framework, "weights with given scales")
 
     def with_op_names(self, model: M, names: Mapping[str, str]) -> M:
         """Return the model with new names of ops, if the runtime does not keep those of a file.

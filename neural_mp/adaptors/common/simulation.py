@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from neural_mp.core.observations import Range
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan
+from neural_mp.util.pytree import Array
 from neural_mp.util.validators import boolean, non_negative_integer, validate_option
 
 M = TypeVar("M")
@@ -190,6 +191,21 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True)
+class TrainedModel(Generic[M]):
+    """A trained model in float, with the quantization that its simulation computes.
+
+    Attributes:
+        model: the model with the trained weights, not rounded.
+        ranges: quantized tensor → the range of its scale.
+        weight_scales: op with an INT8 weight → the scale of each output channel.
+    """
+
+    model: M
+    ranges: Mapping[str, Range]
+    weight_scales: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
 class Simulation(Generic[M]):
     """Simulation of integer kernels in float, for training.
 
@@ -203,9 +219,11 @@ class Simulation(Generic[M]):
             those of the FP32 model.
         finished: such an object → the converted model with its weights and scales.
         loss: a loss by name → such a function.
+        trained: such an object → the trained model for another runtime; None without.
     """
 
     simulated: Callable[[M, M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
     trainer: Callable[[Any, Callable[[Any, Any], Any] | None, OptimizerChoice], Trainer]
     finished: Callable[[Any], M]
     loss: Callable[[LossChoice], Callable[[Any, Any], Any]]
+    trained: Callable[[Any], TrainedModel[M]] | None = None

@@ -9,7 +9,7 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.named_graphs import GraphAdaptor
 from neural_mp.adaptors.litert import layer_params, observe, profiler
 from neural_mp.adaptors.litert.capabilities import STORED_PRECISIONS, find_kernels
-from neural_mp.adaptors.litert.convert import convert_graph, with_integer_io
+from neural_mp.adaptors.litert.convert import convert_graph, with_integer_io, with_weight_scales
 from neural_mp.adaptors.litert.files import loading, storage
 from neural_mp.adaptors.litert.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.litert.model import LiteRtModel, build_graph
@@ -42,6 +42,7 @@ class LiteRtAdaptor(GraphAdaptor[LiteRtModel]):
     observe_tensors = staticmethod(observe.observe_tensors)
     convert_graph = staticmethod(convert_graph)
     with_integer_io = staticmethod(with_integer_io)
+    with_weight_scales = staticmethod(with_weight_scales)
     save = staticmethod(storage.save_model)
     restore = staticmethod(storage.restore_model)
     time_ops = staticmethod(profiler.time_ops)

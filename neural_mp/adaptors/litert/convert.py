@@ -21,6 +21,7 @@ from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.graph.unread import quantize_unread_results
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
 from neural_mp.adaptors.litert.observe import observe_values
+from neural_mp.adaptors.litert.ops import get_op_row
 from neural_mp.adaptors.litert.quantizer import (
     DYNAMIC,
     HALF,
@@ -33,11 +34,13 @@ from neural_mp.adaptors.litert.quantizer import (
     quantize_tree,
 )
 from neural_mp.core.enums import Granularity, KernelInputs
+from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan
+from neural_mp.util.pytree import Array
 
 
 def convert_graph(
@@ -47,7 +50,8 @@ def convert_graph(
     structure = model.structure
     steps = list(_iterate_steps(structure, plan))
     spans = {tensor: ranges[owner] for tensor, owner in plan.flow.scale_owner.items()}
-    recipe = Recipe(make_recipe(steps), _complete_ranges(structure, steps, spans))
+    limits = dict(_iterate_weight_limits(structure, model.weight_scales))
+    recipe = Recipe(make_recipe(steps), _complete_ranges(structure, steps, spans), limits)
     program = quantize_program(model.program, recipe)
     return replace(
         model,
@@ -103,7 +107,7 @@ def quantize_program(program: Program, recipe: Recipe) -> Program:
         ConversionError: the quantizer refuses the recipe.
     """
     bare, aside = set_outputs_aside(program)
-    converted = Program.wrap(quantize_tree(bare.tree, recipe.entries, recipe.ranges))
+    converted = Program.wrap(quantize_tree(bare.tree, recipe.entries, recipe.statistics))
     restore_outputs(converted, aside)
     quantize_unread_results(converted)
     return converted
@@ -172,6 +176,24 @@ def _complete_ranges(
                 tensor = structure.program.tensor_name(index)
                 complete.setdefault(tensor, spans[name])
     return complete
+
+
+def _iterate_weight_limits(
+    structure: Structure, scales: Mapping[str, Array]
+) -> Iterator[tuple[str, Array]]:
+    """Yield weight → largest magnitude of each channel, for layers with given scales."""
+    for name, scale in scales.items():
+        if name in structure.ops and structure.has_weight(name):
+            axis, weight = get_op_row(structure.get_type(name)).outputs, structure.get_weight(name)
+            sizes = [1] * weight.ndim
+            sizes[axis] = weight.shape[axis]
+            limit = WEIGHT_LIMITS[FULL_RANGE] * np.reshape(scale, sizes)
+            yield structure.program.tensor_name(structure.find_weight(name)), limit
+
+
+def with_weight_scales(model: LiteRtModel, scales: Mapping[str, Array]) -> LiteRtModel:
+    """Return the model whose next conversion stores some INT8 weights with given scales."""
+    return replace(model, weight_scales=dict(scales), _runners={})
 
 
 def _iterate_results(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -32,10 +32,24 @@ class Recipe:
     Attributes:
         entries: the recipe, as the quantizer's own files hold it.
         ranges: tensor → its range, the quantizer's calibration result.
+        limits: weight → largest magnitude of each channel, float32 with the axes of the weight, if
+            not those of its values.
     """
 
     entries: list[dict[str, Any]]
     ranges: Mapping[str, Range]
+    limits: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def statistics(self) -> dict[str, dict[str, Array]]:
+        """The ranges as the quantizer reads them from files: in float64."""
+        spans = {
+            name: (np.array([[low]]), np.array([[high]]))
+            for name, (low, high) in self.ranges.items()
+        }
+        wide = {name: np.asarray(limit, np.float64) for name, limit in self.limits.items()}
+        spans.update({name: (-limit, limit) for name, limit in wide.items()})
+        return {name: {"min": low, "max": high} for name, (low, high) in spans.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +59,11 @@ class LiteRtModel(GraphModel[Program]):
     Attributes:
         recipe: for a converted model, the recipe and the ranges that AI Edge Quantizer alone needs
             to convert the float graph; None for others.
+        weight_scales: op → scale of each channel of its weight in the next conversion.
     """
 
     recipe: Recipe | None = None
+    weight_scales: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def structure(self) -> Structure:
@@ -173,7 +189,7 @@ class Structure:
         row = get_op_row(self.get_type(name))
         if not row.role & (Role.LAYER | Role.TABLE):
             return False
-        weight = int(self.ops[name].inputs[row.weight])
+        weight = self.find_weight(name)
         return self.program.is_constant(weight) and self.program.is_float(weight)
 
     def has_table(self, name: str) -> bool:
@@ -182,10 +198,13 @@ class Structure:
 
     def get_weight(self, name: str) -> Array:
         """Return the weight of an op with one."""
-        index = int(self.ops[name].inputs[get_op_row(self.get_type(name)).weight])
-        weight = self.program.get_constant(index)
+        weight = self.program.get_constant(self.find_weight(name))
         assert weight is not None
         return weight
+
+    def find_weight(self, name: str) -> int:
+        """Return the position of the weight of an op with one."""
+        return int(self.ops[name].inputs[get_op_row(self.get_type(name)).weight])
 
     def find_bias(self, name: str) -> int | None:
         """Return the position of the constant that a layer adds; None if it adds none."""

@@ -25,8 +25,8 @@ from ai_edge_quantizer import (
 from ai_edge_quantizer.algorithm_manager import AlgorithmName
 from ai_edge_quantizer.algorithms.nonlinear_quantize import float_casting
 
-from neural_mp.core.observations import Range
 from neural_mp.errors import ConversionError, one_line
+from neural_mp.util.pytree import Array
 
 #: Types that the quantizer names otherwise than the schema.
 _NAMES = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}
@@ -135,27 +135,27 @@ class _TreeModifier(model_modifier.ModelModifier):
         return quantized_model
 
 
-def quantize_tree(tree: Any, recipe: list[dict[str, Any]], ranges: Mapping[str, Range]) -> Any:
+def quantize_tree(
+    tree: Any, recipe: list[dict[str, Any]], statistics: Mapping[str, Mapping[str, Array]]
+) -> Any:
     """Return a parsed flatbuffer (`ModelT`) with the ops of a recipe in integers.
 
     Args:
         tree: the float graph, which stays as it is.
         recipe: the recipe of `make_recipe`.
-        ranges: float tensor → its range; of every tensor that a static op reads or writes.
+        statistics: float tensor → `min` and `max`; of every tensor that a static op reads or
+            writes, and of weights whose range is not that of their values.
 
     Raises:
         ConversionError: a range is not finite, or the quantizer refuses the recipe.
     """
-    statistics = {}
-    for name, (low, high) in ranges.items():
-        if not np.isfinite([low, high]).all():
+    for name, values in statistics.items():
+        if not np.isfinite([values["min"], values["max"]]).all():
             # LiteRT 2.3 ends the process on a scale that is NaN.
             raise ConversionError(
-                f"the range of tensor {name!r} must be finite, got {low} to {high}; calibrate with "
-                f"finite data"
+                f"the range of tensor {name!r} must be finite, got {values['min'].min()} to "
+                f"{values['max'].max()}; calibrate with finite data"
             )
-        # In float64, as the quantizer reads files of them.
-        statistics[name] = {"min": np.array([[low]]), "max": np.array([[high]])}
     manager = recipe_manager.RecipeManager()
     manager.load_quantization_recipe(recipe)
     # The steps of `Quantizer.quantize`, which parses and packs the graph in addition.

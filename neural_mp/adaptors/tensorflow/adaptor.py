@@ -112,11 +112,14 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         """Training with the rounding of a plan, whose code is imported on first use."""
         from neural_mp.adaptors.tensorflow.training.simulated_model import (
             finish_simulation,
+            read_trained_model,
             simulate_model,
         )
         from neural_mp.adaptors.tensorflow.training.trainer import Trainer, choose_loss_function
 
-        return Simulation(simulate_model, Trainer, finish_simulation, choose_loss_function)
+        return Simulation(
+            simulate_model, Trainer, finish_simulation, choose_loss_function, read_trained_model
+        )
 
     def load(
         self,

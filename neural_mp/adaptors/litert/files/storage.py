@@ -35,8 +35,10 @@ def save_model(model: LiteRtModel, folder: Path) -> None:
     save_file(model, folder / MODEL_FILE, {})
     write_details(folder / DETAILS_FILE, collect_graph_details(model))
     if model.recipe is not None:
-        spans = model.recipe.ranges.items()
-        calibration = {name: {"min": [[low]], "max": [[high]]} for name, (low, high) in spans}
+        calibration = {
+            name: {end: values.tolist() for end, values in statistics.items()}
+            for name, statistics in model.recipe.statistics.items()
+        }
         (folder / RECIPE_FILE).write_text(json.dumps(model.recipe.entries), encoding="utf-8")
         (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import STEPS, QuantParams, weight_scales
 from neural_mp.adaptors.common.simulation import (
+    TrainedModel,
     TrainingSchedule,
     lsq_gradient_factor,
     update_moving_range,
@@ -32,6 +33,7 @@ from neural_mp.adaptors.tensorflow.graph.tensor_graph import (
     CONSTANT,
     Array,
     NodeDef,
+    TensorGraph,
     get_node_name,
     make_constant,
     read_constant_dtype,
@@ -490,17 +492,42 @@ def _list_frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
 def finish_simulation(simulation: SimulatedModel) -> TensorFlowModel:
     """Return the converted model with the weights and scales of a simulation."""
     source: Source = simulation.source
-    graph = source.given.graph.copy_graph()
+    encodings = {root: quantizer.quant_params for root, quantizer in simulation.quantizers.items()}
+    ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
+    graph, scales = _make_trained_graph(simulation), _read_weight_scales(simulation)
+    return convert_frozen_graph(
+        source.given.with_graph(graph, weight_scales=scales), source.plan, ranges
+    )
+
+
+def read_trained_model(simulation: SimulatedModel) -> TrainedModel[TensorFlowModel]:
+    """Return the trained model in float, and the scales of a simulation."""
+    source: Source = simulation.source
+    encodings = {
+        tensor: simulation.quantizers[owner].quant_params
+        for tensor, owner in source.plan.flow.scale_owner.items()
+    }
+    scales = _read_weight_scales(simulation)
+    return TrainedModel(
+        source.given.with_graph(_make_trained_graph(simulation)),
+        {tensor: (e.low, e.high) for tensor, e in encodings.items()},
+        {op: np.ravel(scales[source.find_weight_constant(op)]) for op in source.rounding.weights},
+    )
+
+
+def _make_trained_graph(simulation: SimulatedModel) -> TensorGraph:
+    """Return the graph in float with the trained weights."""
+    graph = simulation.source.given.graph.copy_graph()
     for name, kernel in simulation.kernels.items():
         graph.add_node(make_constant(name, kernel.weight.numpy()))
     for name, variable in simulation.floats.items():
         graph.add_node(make_constant(name, variable.numpy()))
-    encodings = {root: quantizer.quant_params for root, quantizer in simulation.quantizers.items()}
-    ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
-    scales = {
+    return graph
+
+
+def _read_weight_scales(simulation: SimulatedModel) -> dict[str, Array]:
+    """Return constant → the scales of an INT8 weight."""
+    return {
         name: np.asarray(kernel.initial.value * tf.exp(kernel.log_scales.value))
         for name, kernel in simulation.kernels.items()
     }
-    return convert_frozen_graph(
-        source.given.with_graph(graph, weight_scales=scales), source.plan, ranges
-    )
