@@ -56,6 +56,10 @@ _READ_IN_BYTES = "AI Edge Quantizer stores its table in 8 bits only"
 #: One scale for a table whose rows stay in INT8 behind the op.
 _ONE_SCALE = QuantSpec(QuantDType.INT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR)
 _NO_4_BITS = "XNNPACK has no kernel for its weight in 4 bits"
+#: Ops that call other graphs, of which only the main one is converted.
+_CALLING = ("CALL_ONCE", "IF", "WHILE")
+_CALLED = "only the main graph is converted, not loops and branches"
+_QUANTIZED = "it is quantized already; give the float file"
 #: Numbers of inputs that share a scale of a weight in 4 bits, best first.
 _BLOCKS = (*GROUP_SIZES, *(size for size in BLOCKS if size not in GROUP_SIZES))
 
@@ -95,8 +99,10 @@ def _find_integer_kernel(
 ) -> IntegerKernel | str:
     kind = structure.get_type(name)
     row = get_op_row(kind)
+    if kind in _CALLING:
+        return _CALLED
     if not structure.is_float_op(name):
-        return NO_FLOATS
+        return _QUANTIZED if structure.is_quantized_op(name) else NO_FLOATS
     if is_moving(structure, name):
         return AGNOSTIC
     if row.role & Role.TABLE:

@@ -176,6 +176,10 @@ class Structure:
         """Whether the first result of an op is float."""
         return self.program.is_float(int(self.ops[name].outputs[0]))
 
+    def is_quantized_op(self, name: str) -> bool:
+        """Whether the first result of an op is INT8 with a scale."""
+        return is_quantized(self.program.main.tensors[int(self.ops[name].outputs[0])])
+
     def keeps_floats(self, name: str) -> bool:
         """Whether a run can return the values of a tensor, and these are float.
 
@@ -277,13 +281,13 @@ def _count_elements(program: Program, index: int) -> int:
 def _find_source_precision(program: Program, op: Any) -> Precision:
     """Return INT8 if an op of the given file computes in 8 bits, else FP32."""
     tensors = (program.main.tensors[index] for index in (*op.inputs, *op.outputs) if index >= 0)
-    quantized = any(
-        tensor.type in (schema.TensorType.INT8, schema.TensorType.UINT8)
-        and tensor.quantization is not None
-        and tensor.quantization.scale is not None
-        for tensor in tensors
-    )
-    return Precision.INT8 if quantized else Precision.FP32
+    return Precision.INT8 if any(map(is_quantized, tensors)) else Precision.FP32
+
+
+def is_quantized(tensor: Any) -> bool:
+    """Whether a tensor (`TensorT`) holds numbers of 8 bits with a scale."""
+    scales = None if tensor.quantization is None else tensor.quantization.scale
+    return tensor.type in (schema.TensorType.INT8, schema.TensorType.UINT8) and scales is not None
 
 
 #: Number that Keras 3 appends to the name of a model and of a layer for each of their calls, but

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ _INTEGERS = (schema.TensorType.INT8, schema.TensorType.UINT8, schema.TensorType.
 #: Kernels that multiply 8-bit values, also those that round floats first (QD8).
 _INTEGER_KERNEL = re.compile(r"\(N\w+, (QS8|QU8|QC8|QD8|QDU8|QP8|PQS8)\b")
 _PRODUCT = Role.LAYER | Role.PRODUCT
+#: Roles of ops that no table stands for.
+_APART = _PRODUCT | Role.TABLE | Role.MOVING
 
 
 def time_ops(model: LiteRtModel, inputs: object, runs: int) -> dict[str, list[float]]:
@@ -71,8 +73,8 @@ def trace_kernels(model: LiteRtModel, inputs: object) -> dict[str, OpTrace]:
         if not prepares and not has_role(kinds[owner], Role.CONVERSION):
             kernel = _parse_traced_kernel(event, kinds[owner], operands[owner])
             traces.setdefault(owner, []).append(kernel)
-    return {
-        ops[owner][0]: build_op_trace(
+    built = {
+        owner: build_op_trace(
             kernels,
             rounded_to=Precision.FP16 if operands[owner].restores_halves else None,
             equals_float=not has_role(kinds[owner], _PRODUCT | Role.TABLE)
@@ -80,6 +82,26 @@ def trace_kernels(model: LiteRtModel, inputs: object) -> dict[str, OpTrace]:
         )
         for owner, kernels in traces.items()
     }
+    _share_table_kernels([op for _, op in ops], kinds, built)
+    return {ops[owner][0]: trace for owner, trace in built.items()}
+
+
+def _share_table_kernels(
+    ops: Sequence[Any], kinds: Sequence[str], traces: dict[int, OpTrace]
+) -> None:
+    """Give the kernel of a table to all ops of its chain, e.g. to the MUL of a SiLU, in place."""
+    inside: dict[int, OpTrace] = {}
+    for position, op in enumerate(ops):
+        trace = traces.get(position)
+        if trace is None and not has_role(kinds[position], _APART):
+            shared = (inside[int(index)] for index in op.inputs if int(index) in inside)
+            trace = next(shared, None)
+            if trace is not None and not has_role(kinds[position], Role.CONVERSION):
+                traces[position] = trace
+        elif trace is None or not any(kernel.startswith(TABLE_KERNEL) for kernel in trace.kernels):
+            trace = None
+        if trace is not None:
+            inside.update(dict.fromkeys(map(int, op.outputs), trace))
 
 
 def _iterate_named_ops(model: LiteRtModel) -> Iterator[tuple[str, Any]]:

@@ -4,11 +4,14 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 from litert_nets import as_litert
 
 from neural_mp.adaptors.litert.adaptor import LiteRtAdaptor
+from neural_mp.adaptors.litert.files import loading
+from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.errors import ModelLoadError
 
 ADAPTOR = LiteRtAdaptor()
@@ -63,8 +66,52 @@ def test_inputs_have_the_order_of_a_keras_model():
     assert [port.name for port in model.signature.inputs] == ["zeros", "ones"]
 
 
-def test_a_model_that_tensorflow_cannot_convert_raises_an_error_of_this_package():
+def test_a_model_that_tensorflow_cannot_convert_raises_an_error_with_the_way_out():
     sequence = keras.Input((6, 4))
     net = keras.Model(sequence, layers.LSTM(4)(sequence))
-    with pytest.raises(ModelLoadError, match="cannot convert the model"):
+    with pytest.raises(ModelLoadError, match="must have a fixed batch size, .* cannot convert"):
         ADAPTOR.load(net)
+
+
+def test_a_keras_model_with_a_dict_of_inputs_has_the_names_of_the_dict():
+    ports = {name: keras.Input((size,), name=name) for name, size in (("wide", 4), ("small", 3))}
+    x = layers.Dropout(0.5)(layers.Concatenate()(list(ports.values())))
+    net = keras.Model(ports, {"scores": layers.Dense(2)(x)})
+    model = ADAPTOR.load(net)
+    draw = np.random.default_rng(0)
+    batch = {
+        name: draw.normal(size=(5, port.shape[1])).astype(np.float32)
+        for name, port in ports.items()
+    }
+    expected = net.predict(batch, verbose=0)["scores"]
+    np.testing.assert_allclose(ADAPTOR.predict(model, batch), expected, atol=1e-6)
+
+
+def test_a_keras_model_made_by_subclassing_is_converted():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scores = layers.Dense(3)
+
+        def call(self, values):
+            return self.scores(values)
+
+    net, values = Net(), np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    expected = net.predict(values, verbose=0)
+    np.testing.assert_allclose(ADAPTOR.predict(ADAPTOR.load(net), values), expected, atol=1e-6)
+
+
+def test_a_keras_model_is_read_once(monkeypatch):
+    parsed = []
+    parse = Program.parse.__func__
+    monkeypatch.setattr(
+        loading.Program, "parse", classmethod(lambda c, b: parsed.append(len(b)) or parse(c, b))
+    )
+    freed = []
+    free = loading.free_batch
+    monkeypatch.setattr(loading, "free_batch", lambda program: freed.append(1) or free(program))
+    image = keras.Input((8, 8, 1))
+    ADAPTOR.load(keras.Model(image, layers.Conv2D(4, 3)(image)))
+    assert len(freed) == 1
+    # The conversion, and a copy whose batch size is freed.
+    assert len(parsed) == 2

@@ -8,7 +8,7 @@ pytest.importorskip("ai_edge_litert")
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from small_flatbuffers import OP, TYPE, Net, dense_net, half_net, pack, parse, run
+from small_flatbuffers import OP, TYPE, Net, dense_net, half_net, pack, run
 
 from neural_mp.adaptors.litert.files.checks import check_flatbuffer
 from neural_mp.adaptors.litert.graph.normalize import normalize_tree
@@ -18,7 +18,7 @@ ACTIVATIONS = {OP.RELU: 1, OP.RELU_N1_TO_1: 2, OP.RELU6: 3}
 
 
 def normalized(content: bytes) -> Program:
-    tree = parse(content)
+    tree = Program.parse(content).tree
     normalize_tree(tree)
     return Program(tree)
 
@@ -119,10 +119,7 @@ def test_older_files_get_the_codes_of_newer_ones():
 
 
 def test_a_graph_without_signatures_has_an_empty_list_of_them():
-    tree = dense_net().tree
-    assert tree.signatureDefs is None
-    normalize_tree(tree)
-    assert tree.signatureDefs == []
+    assert normalized(pack(dense_net().tree)).tree.signatureDefs == []
 
 
 def test_every_tensor_gets_a_name_of_its_own():

@@ -1,6 +1,5 @@
 """Times and kernels of the ops of LiteRT models."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,14 @@ import pytest
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("tensorflow")
 
+import keras
+from keras import layers
 from litert_kernel_nets import draw_feeds, make_float_file, make_int8_file
+from litert_nets import as_litert
 
+from neural_mp import MixedPrecision
 from neural_mp.adaptors.litert.graph.program import Program
+from neural_mp.adaptors.litert.kernel_events import TABLE_KERNEL
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure
 from neural_mp.adaptors.litert.ops import Role, has_role
 from neural_mp.adaptors.litert.profiler import time_ops, trace_kernels
@@ -96,11 +100,17 @@ def test_a_float_op_in_a_table_between_int8_ops_equals_the_float_op():
 def test_the_multiplication_of_a_silu_is_fused_in_int8_only():
     float_model, batch = load(make_float_file("silu"))
     int8_model, _ = load(make_int8_file("silu"))
-    counts = []
+    shared = []
     for model in (float_model, int8_model):
-        kinds = Counter(map(model.structure.get_type, trace_kernels(model, batch)))
-        counts.append((kinds["LOGISTIC"], kinds["MUL"]))
-    assert counts == [(5, 5), (5, 1)]
+        traces = trace_kernels(model, batch)
+        products = [traces[op] for op in traces if model.structure.get_type(op) == "MUL"]
+        assert len(products) == 5
+        shared.append(sum(trace.kernels[0].startswith(TABLE_KERNEL) for trace in products))
+    assert shared == [0, 4]
+    seconds = time_ops(int8_model, batch, 3)
+    products = [op for op in seconds if int8_model.structure.get_type(op) == "MUL"]
+    # Time counts once, with the LOGISTIC.
+    assert sum(any(seconds[op]) for op in products) <= 1
 
 
 @pytest.mark.parametrize(
@@ -131,3 +141,18 @@ def test_loops_have_a_time_and_a_kernel():
     for op in loops:
         assert traces[op].kernels == ("WHILE",)
         assert min(seconds[op]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["silu", "mish"])
+def test_the_audit_finds_the_kernel_of_every_op_of_an_activation(activation):
+    keras.utils.set_random_seed(0)
+    image = keras.Input((16, 16, 8))
+    x = layers.Conv2D(8, 3, activation=activation)(layers.Conv2D(8, 3)(image))
+    net = keras.Model(image, layers.Conv2D(4, 1)(x))
+    batch = np.random.default_rng(0).normal(size=(8, 16, 16, 8)).astype(np.float32)
+    audit = MixedPrecision(
+        model=as_litert(net), precisions="int8", objective="modelsize", calib_dataloader=[batch]
+    )().audit()
+    assert audit.holds, [(op.planned.type, op.verdict) for op in audit.findings]
+    assert all(op.ran is not None for op in audit.ops if op.planned.type == "MUL")

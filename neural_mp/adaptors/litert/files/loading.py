@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +35,8 @@ def load_model(source: object, spec: InputSpec) -> LiteRtModel:
         ConfigurationError: a given name is not an input or output of the model.
         DataError: the example does not fit the model.
     """
-    tree = Program.parse(_read_content(source)).tree
-    normalize_tree(tree)
-    program = Program(tree)
-    freed = free_batch(program)
-    program = freed or program
-    signature, notes = read_signature(program, freed is not None)
+    program, freed = _read_program(source)
+    signature, notes = read_signature(program, freed)
     names = spec.names or _list_keras_inputs(source, signature)
     signature = signature.select_ports(names, spec.outputs)
     example, warnings = spec.make_feeds(signature)
@@ -55,23 +54,41 @@ def _list_keras_inputs(source: object, signature: Signature) -> tuple[str, ...]:
     return names if set(names) == {port.name for port in signature.inputs} else ()
 
 
-def _read_content(source: object) -> bytes:
-    """Return the checked flatbuffer of a source."""
+def _read_program(source: object) -> tuple[Program, bool]:
+    """Return the normalized graph of a source, and whether its batch size was freed.
+
+    Of several conversions of a model, the first whose batch size can be freed, or else the last.
+    """
+    for content in _iterate_contents(source):
+        tree = Program.parse(content).tree
+        normalize_tree(tree)
+        program = Program(tree)
+        freed = free_batch(program)
+        if freed is not None:
+            return freed, True
+    return program, False
+
+
+def _iterate_contents(source: object) -> Iterator[bytes]:
+    """Yield checked flatbuffers of a source, the fastest first."""
     if isinstance(source, str | os.PathLike) and Path(source).suffix == SUFFIX:
-        return read_flatbuffer(Path(source))
-    if isinstance(source, bytes | bytearray):
-        content, what = bytes(source), "the model"
+        yield read_flatbuffer(Path(source))
+    elif isinstance(source, bytes | bytearray):
+        check_flatbuffer(bytes(source), "the model")
+        yield bytes(source)
     else:
-        content, what = convert_tensorflow(source), "the converted model"
-    check_flatbuffer(content, what)
-    return content
+        for content in convert_tensorflow(source):
+            check_flatbuffer(content, "the converted model")
+            yield content
 
 
-def convert_tensorflow(source: object) -> bytes:
-    """Return the flatbuffer of a Keras model, or of a SavedModel at a path.
+def convert_tensorflow(source: object) -> Iterator[bytes]:
+    """Yield flatbuffers of a Keras model, or of a SavedModel at a path.
 
-    Concrete functions are not accepted: `from_concrete_functions` loses the weights of Keras 3
-    without an error (TensorFlow 2.21).
+    A Keras model is converted for a single sample, in case that the result runs for more: with a
+    free size, the converter computes sizes by ops of their own, which split the graph of the
+    runtime. Concrete functions are not accepted: `from_concrete_functions` loses the weights of
+    Keras 3 without an error (TensorFlow 2.21).
 
     Raises:
         ModelLoadError: TensorFlow is missing or cannot convert the model.
@@ -87,20 +104,30 @@ def convert_tensorflow(source: object) -> bytes:
     folder = Path(source) if isinstance(source, str | os.PathLike) else None
     try:
         if folder is not None and (folder / "saved_model.pb").is_file():
-            converter = tf.lite.TFLiteConverter.from_saved_model(str(folder))
+            yield _convert_silently(tf.lite.TFLiteConverter.from_saved_model(str(folder)))
         elif isinstance(source, tf.keras.Model):
-            return _convert_keras(source)
+            for model in filter(None, (_fix_batch(source), source)):
+                yield _convert_keras(model)
         else:
             raise ModelLoadError(
                 f"the model must be a {SUFFIX} file, its bytes, a Keras model or the folder of a "
                 f"SavedModel, got {source!r}; for other models of TensorFlow, set "
                 f"runtime='litert' in place of framework"
             )
-        return _convert_silently(converter)
     except (ConverterError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        hints = (hint for text, hint in _HINTS.items() if text in str(error))
         raise ModelLoadError(
-            f"TensorFlow cannot convert the model for LiteRT: {one_line(error)}"
+            f"{next(hints, '')}TensorFlow cannot convert the model for LiteRT: {one_line(error)}"
         ) from error
+
+
+#: Part of a message of TensorFlow's converter → the way out.
+_HINTS = {
+    "TensorListReserve": "recurrent layers must have a fixed batch size, e.g. "
+    "keras.Input(…, batch_size=1), or unroll=True: ",
+    "Missing Switch": "models with loops must be converted as given; set framework='litert' in "
+    "place of runtime: ",
+}
 
 
 def read_signature(program: Program, frees_batch: bool) -> tuple[Signature, list[str]]:
@@ -145,22 +172,26 @@ def read_signature(program: Program, frees_batch: bool) -> tuple[Signature, list
 def _convert_keras(model: Any) -> bytes:
     """Return the flatbuffer of a Keras model.
 
-    For a single sample, if the result runs for more: with a free size, the converter computes
-    sizes by ops of their own, which split the graph of the runtime.
+    TensorFlow's own way to a SavedModel takes lists of inputs only; other structures end in another
+    error than their own (TensorFlow 2.21).
     """
+    import keras
     import tensorflow as tf
 
-    def convert(keras_model: Any) -> bytes:
-        return _convert_silently(tf.lite.TFLiteConverter.from_keras_model(keras_model))
-
-    single = _fix_batch(model)
-    if single is not None:
-        content = convert(single)
-        tree = Program.parse(content).tree
-        normalize_tree(tree)
-        if free_batch(Program(tree)) is not None:
-            return content
-    return convert(model)
+    is_list = not getattr(model, "inputs", None) or isinstance(
+        model.input, list | keras.KerasTensor
+    )
+    if is_list:
+        return _convert_silently(tf.lite.TFLiteConverter.from_keras_model(model))
+    signature = keras.tree.map_structure(
+        lambda port: tf.TensorSpec(port.shape, port.dtype, port.name), model.input
+    )
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", partial(model.__call__, training=False), [signature])
+    with tempfile.TemporaryDirectory() as folder:
+        archive.write_out(folder, verbose=False)
+        return _convert_silently(tf.lite.TFLiteConverter.from_saved_model(folder))
 
 
 def _convert_silently(converter: Any) -> bytes:
@@ -173,7 +204,7 @@ def _fix_batch(model: Any) -> Any:
     """Return a Keras model for one sample; None unless only the size of the batch is free."""
     import keras
 
-    inputs = model.inputs if isinstance(model, keras.models.Model) and model.built else None
+    inputs = getattr(model, "inputs", None) if model.built else None  # none if subclassed
     if not inputs or any(
         tensor.shape[0] is not None or None in tensor.shape[1:] for tensor in inputs
     ):
@@ -182,7 +213,8 @@ def _fix_batch(model: Any) -> Any:
         keras.Input(batch_shape=(1, *tensor.shape[1:]), dtype=tensor.dtype, name=tensor.name)
         for tensor in inputs
     ]
-    return keras.Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
+    structure = keras.tree.pack_sequence_as(model.input, fixed)
+    return keras.Model(structure, model(structure))
 
 
 def _order_name(name: str | None, position: int) -> int:

@@ -39,29 +39,19 @@ _ACTIVATED_TYPES = frozenset({_TYPE.FLOAT32, _TYPE.INT8, _TYPE.UINT8, _TYPE.INT1
 
 
 def normalize_tree(tree: Any) -> None:
-    """Rewrite a parsed flatbuffer (`ModelT`) in place; results stay equal, bit by bit.
+    """Rewrite the tree of a `Program` (`ModelT`) in place; results stay equal, bit by bit.
 
-    Op codes are in both fields, and signatures are a list. Float16 weights become float32, tensors
-    have unique names, and activations are part of the ops before. A second call changes nothing.
+    Float16 weights become float32, tensors have unique names, and activations are part of the ops
+    before. A second call changes nothing.
     """
-    for code in tree.operatorCodes:
-        number = _read_op_code(code)
-        code.builtinCode = number
-        code.deprecatedBuiltinCode = min(number, _OP.PLACEHOLDER_FOR_GREATER_OP_CODES)
-    tree.signatureDefs = tree.signatureDefs or []
     _widen_constants(tree)
     for number, graph in enumerate(tree.subgraphs):
         _name_tensors(graph)
         _fold_activations(tree, graph, _list_ends(tree, number))
 
 
-def _read_op_code(code: Any) -> int:
-    """Return the number of an op, which older files have in another field."""
-    return int(max(code.builtinCode, code.deprecatedBuiltinCode))
-
-
 def _get_op_code(tree: Any, op: Any) -> int:
-    return _read_op_code(tree.operatorCodes[op.opcodeIndex])
+    return int(tree.operatorCodes[op.opcodeIndex].builtinCode)
 
 
 def _list_indices(values: Iterable[int] | None) -> list[int]:

@@ -53,7 +53,10 @@ class Program:
 
     @classmethod
     def wrap(cls, tree: Any) -> Program:
-        """Return the graph of a parsed flatbuffer, which is completed in place."""
+        """Return the graph of a parsed flatbuffer, which is completed in place.
+
+        Names are bytes, op codes are in both fields, and signatures are a list.
+        """
         for tensor in (tensor for graph in tree.subgraphs for tensor in graph.tensors):
             if isinstance(tensor.name, str):  # as AI Edge Quantizer names added tensors
                 tensor.name = tensor.name.encode()
@@ -62,6 +65,7 @@ class Program:
             # does not write; OpenVINO reads both.
             code.builtinCode = max(code.builtinCode, code.deprecatedBuiltinCode)
             code.deprecatedBuiltinCode = min(code.builtinCode, _LAST_DEPRECATED_CODE)
+        tree.signatureDefs = tree.signatureDefs or []
         return cls(tree)
 
     @cached_property
@@ -84,10 +88,9 @@ class Program:
     def op_type(self, op: Any) -> str:
         """Return the type of an op (`OperatorT`) as in the schema, or the name of a custom op."""
         code = self.tree.operatorCodes[op.opcodeIndex]
-        number = max(code.builtinCode, code.deprecatedBuiltinCode)
-        if number == schema.BuiltinOperator.CUSTOM:
+        if code.builtinCode == schema.BuiltinOperator.CUSTOM:
             return bytes(code.customCode or b"").decode(errors="replace")
-        return OP_NAMES.get(number, str(number))
+        return OP_NAMES.get(code.builtinCode, str(code.builtinCode))
 
     def op_name(self, op: Any) -> str:
         """Return the name of the first result of an op; empty for ops without results."""
