@@ -205,4 +205,5 @@ def begin(case: str) -> None:
 def _environment() -> dict[str, str]:
     folder = Path(__file__).resolve().parents[1]
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **quiet, "PYTHONPATH": paths_with(REPOSITORY, folder)}
+    shared = folder.parent / "adaptors" / "litert"  # changes of flatbuffers
+    return {**os.environ, **quiet, "PYTHONPATH": paths_with(REPOSITORY, folder, shared)}

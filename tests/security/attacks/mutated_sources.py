@@ -139,6 +139,31 @@ def prepare_openvino_files(folder: Path) -> None:
         ov.save_model(net, folder / f"{name}.xml", compress_to_fp16=False)
 
 
+def prepare_litert(folder: Path) -> None:
+    """Write `.tflite` files: in float, in INT8, with weights in blocks of 4 bits, with loops."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from attacks.attacked_nets import keras_net
+
+    from neural_mp import MixedPrecision
+
+    steps = keras.Input((4, 32), batch_size=1)
+    recurrent = keras.Model(steps, keras.layers.LSTM(4)(steps))
+    rows = keras.Input((64,))
+    dense = keras.Model(rows, keras.layers.Dense(8)(keras.layers.Dense(64, "silu")(rows)))
+    for name, net in (("net", keras_net()), ("loops", recurrent), ("dense", dense)):
+        content = tf.lite.TFLiteConverter.from_keras_model(net).convert()
+        (folder / f"{name}.tflite").write_bytes(content)
+    for name, source, precision in (("int8", "net", "int8"), ("blocks", "dense", "int4")):
+        path = folder / f"{source}.tflite"
+        shape = keras_net().input_shape[1:] if source == "net" else (64,)
+        batch = np.random.default_rng(0).random((4, *shape)).astype(np.float32)
+        options = {"precisions": precision, "objective": "modelsize", "calib_dataloader": [batch]}
+        result = MixedPrecision(model=str(path), workspace=folder / "workspace", **options)()
+        result.save(folder / f"{name}.tflite")
+
+
 def frozen_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
     """Name and call of each attack on a frozen graph."""
     from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -179,6 +204,23 @@ def openvino_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Atta
     changes = (_element, _element, _element, _bytes, _sibling)
     sources = sorted(folder.glob("*.xml"))
     return _attacks(sources, changes, scratch, f"xml {seed}", count)
+
+
+def litert_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
+    """Name and call of each attack on a `.tflite` file."""
+    changes = (_contents, _contents, _contents, _bytes)
+    sources = sorted(folder.glob("*.tflite"))
+    return _attacks(sources, changes, scratch, f"litert {seed}", count)
+
+
+def _contents(path: Path, drawn: random.Random) -> None:
+    """Change what a well-formed flatbuffer says."""
+    from hostile_flatbuffers import damage_contents
+
+    content = path.read_bytes()
+    while (damaged := damage_contents(content, drawn)) is None:
+        pass
+    path.write_bytes(damaged[1])
 
 
 def _attacks(

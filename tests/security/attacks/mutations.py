@@ -52,6 +52,7 @@ _ALL = (
     Group("Keras files", 400, sources.prepare_keras, sources.keras_attacks, 100, 60),
     Group("ONNX files", 400, sources.prepare_onnx_files, sources.onnx_attacks, 100, 60),
     Group("OpenVINO files", 400, sources.prepare_openvino_files, sources.openvino_attacks, 100, 60),
+    Group("LiteRT files", 400, sources.prepare_litert, sources.litert_attacks, 50, 60),
     Group("tokenizers", 400, mutated_tokenizers.prepare, mutated_tokenizers.attacks, 200, 30),
     Group("PyTorch programs", 600, programs.prepare_programs, programs.program_attacks, 150, 60),
     Group("ops of programs", 8000, programs.prepare_ops, programs.op_attacks, 4000, 30),

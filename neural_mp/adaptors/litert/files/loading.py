@@ -7,9 +7,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from neural_mp.adaptors.common.signatures.input_spec import InputSpec
 from neural_mp.adaptors.common.signatures.signature import Signature, TensorSpec
@@ -19,12 +22,14 @@ from neural_mp.adaptors.litert.graph.normalize import normalize_tree
 from neural_mp.adaptors.litert.graph.program import Program, get_known_sizes, get_numpy_dtype
 from neural_mp.adaptors.litert.model import LiteRtModel
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
-from neural_mp.util.pytree import Structure
+from neural_mp.util.optional_packages import install_command
+from neural_mp.util.pytree import Structure, tree_leaves
 
 SUFFIX = ".tflite"
 #: Start of the names of outputs in signatures of Keras; the graph has an order of its own.
 _OUTPUT = "output_"
 _MAIN_SIGNATURE = "serving_default"
+_TORCH_MODULE = "torch.nn.modules.module"
 
 
 def load_model(source: object, spec: InputSpec) -> LiteRtModel:
@@ -35,7 +40,7 @@ def load_model(source: object, spec: InputSpec) -> LiteRtModel:
         ConfigurationError: a given name is not an input or output of the model.
         DataError: the example does not fit the model.
     """
-    program, freed = _read_program(source)
+    program, freed = _read_program(source, spec.example)
     signature, notes = read_signature(program, freed)
     names = spec.names or _list_keras_inputs(source, signature)
     signature = signature.select_ports(names, spec.outputs)
@@ -54,12 +59,12 @@ def _list_keras_inputs(source: object, signature: Signature) -> tuple[str, ...]:
     return names if set(names) == {port.name for port in signature.inputs} else ()
 
 
-def _read_program(source: object) -> tuple[Program, bool]:
+def _read_program(source: object, example: object) -> tuple[Program, bool]:
     """Return the normalized graph of a source, and whether its batch size was freed.
 
     Of several conversions of a model, the first whose batch size can be freed, or else the last.
     """
-    for content in _iterate_contents(source):
+    for content in _iterate_contents(source, example):
         tree = Program.parse(content).tree
         normalize_tree(tree)
         program = Program(tree)
@@ -69,7 +74,7 @@ def _read_program(source: object) -> tuple[Program, bool]:
     return program, False
 
 
-def _iterate_contents(source: object) -> Iterator[bytes]:
+def _iterate_contents(source: object, example: object) -> Iterator[bytes]:
     """Yield checked flatbuffers of a source, the fastest first."""
     if isinstance(source, str | os.PathLike) and Path(source).suffix == SUFFIX:
         yield read_flatbuffer(Path(source))
@@ -77,9 +82,42 @@ def _iterate_contents(source: object) -> Iterator[bytes]:
         check_flatbuffer(bytes(source), "the model")
         yield bytes(source)
     else:
-        for content in convert_tensorflow(source):
+        is_module = any(base.__module__ == _TORCH_MODULE for base in type(source).__mro__)
+        contents = convert_torch(source, example) if is_module else convert_tensorflow(source)
+        for content in contents:
             check_flatbuffer(content, "the converted model")
             yield content
+
+
+def convert_torch(module: Any, example: object) -> Iterator[bytes]:
+    """Yield the flatbuffer of a PyTorch module for one sample of an example.
+
+    Raises:
+        ModelLoadError: a package is missing or cannot convert the module, or there is no example.
+    """
+    try:
+        import litert_torch
+        import torch
+    except ImportError as error:
+        raise ModelLoadError(
+            f"PyTorch models are converted for LiteRT by the package litert-torch, which cannot be "
+            f"imported ({one_line(error)}); run {install_command('litert-torch')}, or set "
+            f"runtime='openvino' in place of framework for another runtime"
+        ) from error
+    if example is None:
+        raise ModelLoadError(
+            "a PyTorch model is converted for LiteRT with an example, got none; set inputs to "
+            "example arrays, or give data"
+        )
+    inputs = tuple(torch.as_tensor(np.asarray(leaf)[:1]) for leaf in tree_leaves(example))
+    try:
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+            file = Path(folder) / f"model{SUFFIX}"
+            litert_torch.convert(deepcopy(module).eval(), inputs).export(str(file))
+            content = file.read_bytes()
+    except Exception as error:
+        raise ModelLoadError(f"litert-torch cannot convert the model: {one_line(error)}") from error
+    yield content
 
 
 def convert_tensorflow(source: object) -> Iterator[bytes]:
