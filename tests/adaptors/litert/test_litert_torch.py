@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from litert_nets import run_litert
 
-torch = pytest.importorskip("torch")
-
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.litert.adaptor import LiteRtAdaptor
 from neural_mp.errors import ModelLoadError
 from neural_mp.testing import signal_to_noise
 
+torch = pytest.importorskip("torch")
 IMAGES = np.random.default_rng(0).random((16, 1, 8, 8)).astype(np.float32)
 
 
