@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, require_part
-from neural_mp.adaptors.common.quant_params import QuantParams
-from neural_mp.adaptors.common.ranges import STEPS
+from neural_mp.adaptors.common.quant_params import STEPS, QuantParams
 from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrections import find_factor_groups
 from neural_mp.adaptors.common.weights.cross_layer_scaling import ScalingGroup, round_int8_weight
