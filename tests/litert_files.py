@@ -66,7 +66,9 @@ def find_contradiction(planned: Mapping[str, EffectiveOp], given: bytes, convert
             return f"{op.type} {name!r} is missing"
         ran, label = after[name], f"{op.type} {name!r}, planned in {op.config_text},"
         if op.approach in (Approach.DYNAMIC, Approach.WEIGHT_ONLY):
-            if ran.writes != "float32" or not {"int8", RESTORED} & set(ran.reads):
+            # Rows of a table of GATHER keep the type of the table.
+            writes = "int8" if ran.kind == "GATHER" else "float32"
+            if ran.writes != writes or not {"int8", RESTORED} & set(ran.reads):
                 return f"{label} reads {', '.join(ran.reads)}"
         elif op.precision is Precision.INT8:
             if ran.writes != "int8" or "float32" in ran.reads:
