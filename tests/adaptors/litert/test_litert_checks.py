@@ -260,7 +260,43 @@ def test_a_signature_of_no_tensor_is_refused():
     entry.name, entry.tensorIndex = b"x", 99
     signature.inputs, signature.outputs, signature.signatureKey = [entry], [], b"main"
     tree.signatureDefs = [signature]
-    assert "signature 'main' must name one of 5 tensors, got 99" in refusal(pack(tree))
+    for index in (99, 3):  # no tensor, and none of the inputs
+        entry.tensorIndex = index
+        named = f"signature 'main' must name tensors among the inputs [0] of its graph, got {index}"
+        assert named in refusal(pack(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scales", 1 << 20, "must have a constant of type FLOAT16"),
+        ("scales", 0, "must have a constant of type FLOAT16"),
+        ("zeroPoints", 2, "no zero points"),
+        ("blockSize", 0, "must have blocks of 32, 64, 128, 256"),
+        ("blockSize", 1 << 30, "must have blocks of 32, 64, 128, 256"),
+        ("blockSize", 32, None),
+    ],
+)
+def test_scales_of_blocks_must_be_there(name, value, message):
+    net = Net()
+    data = net.tensor("x", (1, 64))
+    weight = net.tensor("w", (8, 64), "int8", np.zeros((8, 32), np.int8))
+    scales = net.tensor("s", (8, 2), "float16", np.ones((8, 2), np.float16))
+    result = net.tensor("y", (1, 8))
+    tensor = net.graph.tensors[weight]
+    tensor.type = schema.TensorType.INT4
+    tensor.quantization = schema.QuantizationParametersT()
+    tensor.quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+    tensor.quantization.details = schema.BlockwiseQuantizationT()
+    vars(tensor.quantization.details).update(scales=scales, blockSize=32, zeroPoints=-1)
+    setattr(tensor.quantization.details, name, value)
+    net.op(OP.FULLY_CONNECTED, [data, weight, -1], [result])
+    net.graph.inputs, net.graph.outputs = [data], [result]
+    content = pack(net.tree)
+    if message is None:
+        check_flatbuffer(content, "the file")
+    else:
+        assert message in refusal(content)
 
 
 @pytest.mark.parametrize("content", [b"", b"TFL3", b"\x08\0\0\0TFL3", bytes(1000), b"PK\3\4" * 99])

@@ -128,6 +128,8 @@ def _check_model(content: bytes) -> None:
         f"convert the model with smaller inputs",
     )
     for graph in graphs:
+        for index in range(len(graph.tensors)):
+            _check_blocks(graph, index, graph.describe(index))
         _check_ops(graph)
     check_calls(graphs)
     _check_signatures(model.get("signatureDefs", ()), graphs)
@@ -207,7 +209,6 @@ def _check_tensor(graph: FileGraph, index: int) -> int:
     _check_buffer(graph, index, name)
     if "quantization" in tensor:
         _check_quantization(tensor["quantization"], sizes, kind, name)
-        _check_blocks(graph, index, name)
     return _count_bytes(graph, index)
 
 
@@ -363,11 +364,12 @@ def _check_signatures(signatures: Iterable[Table], graphs: Sequence[FileGraph]) 
             f"signature {key!r} must be of one of {len(graphs)} graphs, got {number}; convert the "
             f"model again",
         )
-        count = len(graphs[number].tensors)
-        for entry in (*signature.get("inputs", ()), *signature.get("outputs", ())):
-            index = entry.get("tensorIndex", 0)
-            require(
-                index < count,
-                f"signature {key!r} must name one of {count} tensors, got {index}; convert the "
-                f"model again",
-            )
+        for side in ("inputs", "outputs"):
+            ends = getattr(graphs[number], side)
+            for entry in signature.get(side, ()):
+                index = entry.get("tensorIndex", 0)
+                require(
+                    index in ends,
+                    f"signature {key!r} must name tensors among the {side} {list(ends)} of its "
+                    f"graph, got {index}; convert the model again",
+                )
