@@ -165,7 +165,7 @@ def quantize_tree(
                 manager, statistics, enable_progress_bar=False
             )
             return _TreeModifier(tree).modify_model(params, enable_progress_bar=False)
-    except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
         # Types of its errors vary.
         raise ConversionError(f"AI Edge Quantizer refuses the plan: {one_line(error)}") from error
 
