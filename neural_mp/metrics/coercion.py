@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +18,8 @@ from neural_mp.metrics.third_party import Scorer, find_named_scorer, options_too
 
 #: Options common to all metrics: the selected output, labels and value.
 CHOICES = ("output", "label", "value")
+#: Name of a metric of the k highest scores, `ndcg@10`.
+_DEPTH = re.compile(r"(\w+)@(\d+)")
 
 
 def build_metric(
@@ -107,6 +110,9 @@ def _resolve_metric_name(
     name: str, options: object, metrics: Registry
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Return the object of a name, its options that are not applied yet, and its choices."""
+    depth = _DEPTH.fullmatch(name)
+    if depth is not None and not options and f"{depth[1]}@k" in metrics:
+        name, options = f"{depth[1]}@k", {"k": int(depth[2])}
     is_known = name in metrics or ":" in name or metrics is not METRICS
     scorer = None if is_known else find_named_scorer(name, metrics)
     factory = metrics.find_factory(name) if scorer is None else Scorer

@@ -45,6 +45,10 @@ ANSWERS = {
     "correct": (np.arange(COUNT) % 4 == 2).astype(int),
     "characters": GENERATOR.integers(1, 20, COUNT),
 }
+#: The documents of ten queries, spread over the batches.
+RANKED = {"query": np.arange(COUNT) % 10, "relevance": (np.arange(COUNT) < 15).astype(int)}
+LINES = [f"the dog number {number} lies on the mat" for number in range(COUNT)]
+SAID = LINES, LINES[:20] + LINES[1:21]
 BOXES = boxes()
 FOUND, THERE = BOXES
 IMAGES = np.array([f"image {number}" for number in range(COUNT)])
@@ -68,6 +72,19 @@ OURS = {
     "perplexity": ({}, (LOGITS, TOKENS)),
     "kl_divergence": ({}, (LOGITS, LOGITS[::-1])),
     "multiple_choice": ({"normalized": True}, (LOGITS, ANSWERS)),
+    "spearman": ({}, (SCORES[:, 0], SCORES[:, 1])),
+    "pearson": ({}, (SCORES[:, 0], SCORES[:, 1])),
+    "cosine": ({}, MEASURED),
+    "ndcg@k": ({"k": 2}, (SCORES, np.eye(4)[CLASSES])),
+    "mrr@k": ({}, (SCORES[:, 0], RANKED)),
+    "recall@k": ({"k": 1}, (SCORES[:, 0], RANKED)),
+    "wer": ({}, SAID),
+    "cer": ({}, SAID),
+    "bleu": ({}, SAID),
+    "rouge": ({}, SAID),
+    "exact_match": ({}, SAID),
+    "squad_f1": ({}, SAID),
+    "span_f1": ({"names": ["O", "B-A", "I-A", "B-B"]}, (CLASSES[:, None], CLASSES[::-1, None])),
 }
 SENTENCES = [f"the cat number {number} sits on the mat" for number in range(COUNT)]
 THEIRS = {
@@ -85,7 +102,7 @@ THEIRS = {
     "BLEU": ({}, (SENTENCES, SENTENCES[:20] + SENTENCES[1:21])),
 }
 #: A sum of floats in another order may end in another last digit.
-SUMS = ("loss", "MSE", "RMSE", "MAE", "Loss", "perplexity", "kl_divergence")
+SUMS = ("cosine", "loss", "MSE", "RMSE", "MAE", "Loss", "perplexity", "kl_divergence")
 
 
 def part(values, start, stop):

@@ -8,7 +8,6 @@ release 1.14.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -30,6 +29,7 @@ from neural_mp.metrics.predictions import (
     convert_to_integers,
 )
 from neural_mp.metrics.segmentation import MeanIoU
+from neural_mp.metrics.texts import compute_token_f1
 from neural_mp.util.pytree import convert_to_numpy
 
 
@@ -213,13 +213,6 @@ class F1:
         if not self._scores:
             raise nothing_taken_in(self)
         return float(np.mean(self._scores))
-
-
-def compute_token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
-    """Return the harmonic mean of precision and recall, with tokens counted as multisets."""
-    common = (Counter(predicted) & Counter(truth)).total()
-    # From precision = common/p and recall = common/t follows 2·common/(p + t).
-    return 2 * common / (len(predicted) + len(truth)) if common else 0.0
 
 
 def _to_tokens(values: object, what: str) -> Sequence[Hashable]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import string
 import sys
 import unicodedata
 from collections import Counter
@@ -18,16 +17,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metrics_arrays import compute_token_f1
 from neural_mp.compat.inc.components.registries import METRICS, register_for, stack_as_one, to_text
 from neural_mp.data.option_checks import check_one_of
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import Collection, nothing_taken_in
 from neural_mp.metrics.predictions import convert_to_integers
+from neural_mp.metrics.texts import compute_token_f1, split_normalized_words
 
 _GLUE_TASKS = ("mrpc", "qqp", "qnli", "rte", "sts-b", "cola", "mnli", "wnli", "sst-2")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 #: Length of the longest n-grams in BLEU.
 _LONGEST = 4
 
@@ -129,7 +126,7 @@ class SquadF1:
             max(
                 (
                     compute_token_f1(
-                        _split_normalized_words(preds[name]), _split_normalized_words(right)
+                        split_normalized_words(preds[name]), split_normalized_words(right)
                     )
                     for right in answers
                 ),
@@ -159,14 +156,6 @@ def _iterate_correct_answers(articles: Any) -> Iterable[tuple[str, list[str]]]:
             f"SquadF1: labels must be the list under 'data' of a SQuAD 1.1 file, articles with "
             f"'paragraphs' of 'qas' with 'id' and 'answers'; {type(error).__name__}: {error}"
         ) from error
-
-
-def _split_normalized_words(answer: str) -> list[str]:
-    """Return the words of an answer, without case, punctuation and articles.
-
-    Source: the evaluation script of SQuAD 1.1, `normalize_answer`.
-    """
-    return _ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split()
 
 
 @register_for(METRICS, "BLEU")
