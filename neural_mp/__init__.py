@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neural_mp.api.foreign_configs import quantize_
     from neural_mp.api.input_data import calibration
     from neural_mp.api.mixed_precision import MixedPrecision
-    from neural_mp.api.optimized_model import OptimizedModel, load
+    from neural_mp.api.optimized_model import OptimizedModel
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
     from neural_mp.core.plan import PrecisionPlan
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from neural_mp.errors import NeuralMPError
     from neural_mp.io.limits import trusting
     from neural_mp.jobs import tune_many
+    from neural_mp.tasks.task_model import load
+    from neural_mp.tasks.tuning import tune_folder
     from neural_mp.tuning.measurement.comparison import Comparison
     from neural_mp.util.verbosity import (
         disable_progress_bars,
@@ -51,10 +53,11 @@ _LAZY = {
     "convert_with_plan": "neural_mp.api.replay",
     "disable_progress_bars": "neural_mp.util.verbosity",
     "enable_progress_bars": "neural_mp.util.verbosity",
-    "load": "neural_mp.api.optimized_model",
+    "load": "neural_mp.tasks.task_model",
     "quantize_": "neural_mp.api.foreign_configs",
     "set_verbosity": "neural_mp.util.verbosity",
     "trusting": "neural_mp.io.limits",
+    "tune_folder": "neural_mp.tasks.tuning",
     "tune_many": "neural_mp.jobs",
 }
 
@@ -82,6 +85,7 @@ __all__ = [
     "quantize_",
     "set_verbosity",
     "trusting",
+    "tune_folder",
     "tune_many",
 ]
 

@@ -1,7 +1,8 @@
-"""Packages that this one can do without: installation, pandas's data frames, Optuna's log."""
+"""Packages that this one can do without: installation, data frames, logs, `transformers`."""
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,3 +73,31 @@ def silence_optuna_log() -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(previous)
+
+
+@contextmanager
+def quiet_and_offline_transformers() -> Iterator[None]:
+    """Switch `transformers` and its hub offline, as `HF_HUB_OFFLINE=1` does, and hide its output.
+
+    Hidden are progress bars, and reports that list every name of a file with control characters.
+    """
+    hf_logging: Any = importlib.import_module("transformers.utils.logging")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    hub: Any = importlib.import_module("transformers.utils.hub")
+    level, shows_progress = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    switches = [(constants, "HF_HUB_OFFLINE"), (hub, "_is_offline_mode")]
+    originals = [
+        (where, name, getattr(where, name)) for where, name in switches if hasattr(where, name)
+    ]
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        for where, name, _ in originals:
+            setattr(where, name, True)
+        yield
+    finally:
+        for where, name, value in originals:
+            setattr(where, name, value)
+        hf_logging.set_verbosity(level)
+        if shows_progress:
+            hf_logging.enable_progress_bar()

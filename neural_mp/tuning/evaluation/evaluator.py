@@ -251,10 +251,16 @@ class Evaluator:
     def _batch_per_metric(
         self, given: MetricBatch, inputs: object, reference: AnyModel
     ) -> Iterator[tuple[Metric, str, MetricBatch]]:
-        judged = given if self.postprocess is None else given.apply_postprocess(self.postprocess)
+        judged = self._postprocess_batch(given)
         for name, (metric, _) in zip(self.metric_names, self.metrics, strict=True):
-            own = getattr(metric, "compare_label", True) is not False
-            yield metric, name, judged if own else replace(given, labels=reference(inputs))
+            if getattr(metric, "compare_label", True) is not False:
+                yield metric, name, judged
+                continue
+            expected = self._postprocess_batch(replace(given, predictions=reference(inputs)))
+            yield metric, name, replace(judged, labels=expected.predictions)
+
+    def _postprocess_batch(self, batch: MetricBatch) -> MetricBatch:
+        return batch if self.postprocess is None else batch.apply_postprocess(self.postprocess)
 
     def _check_contents(self) -> None:
         """Raise `DataError` if the data of a complete pass are not those of FP32's pass."""

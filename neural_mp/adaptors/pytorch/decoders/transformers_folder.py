@@ -36,6 +36,7 @@ from neural_mp.io.limits import (
     UNSAVED_WEIGHTS,
 )
 from neural_mp.io.readers import load_json, read_json
+from neural_mp.util.optional_packages import quiet_and_offline_transformers
 from neural_mp.util.validators import (
     anything,
     is_integer,
@@ -126,7 +127,7 @@ def read_folder(
         ):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
         kind = _find_model_class(transformers, config)
-        with _switch_offline(), _silence_transformers():
+        with quiet_and_offline_transformers():
             if state is not None:
                 with _limit_modules(stored):
                     state = _add_missing_weights(kind, folder, state)
@@ -369,39 +370,6 @@ def _limit_modules(stored: _Stored) -> Iterator[None]:
         ):
             stack.callback(handle.remove)
         yield
-
-
-@contextmanager
-def _silence_transformers() -> Iterator[None]:
-    """Hide progress bars, and reports that list every name of a file with control characters."""
-    hf_logging: Any = importlib.import_module("transformers.utils.logging")
-    level, shows_progress = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(level)
-        if shows_progress:
-            hf_logging.enable_progress_bar()
-
-
-@contextmanager
-def _switch_offline() -> Iterator[None]:
-    """Switch `transformers` and its hub offline, as `HF_HUB_OFFLINE=1` does for a whole process."""
-    constants: Any = importlib.import_module("huggingface_hub.constants")
-    hub: Any = importlib.import_module("transformers.utils.hub")
-    switches = [(constants, "HF_HUB_OFFLINE"), (hub, "_is_offline_mode")]
-    originals = [
-        (where, name, getattr(where, name)) for where, name in switches if hasattr(where, name)
-    ]
-    try:
-        for where, name, _ in originals:
-            setattr(where, name, True)
-        yield
-    finally:
-        for where, name, value in originals:
-            setattr(where, name, value)
 
 
 #: Maximum bytes of a file: old versions of safetensors copy a file's weights to write them.

@@ -1,0 +1,157 @@
+"""The declaration of a task: columns of its data, inputs of its model, metric and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neural_mp.errors import DataError
+from neural_mp.metrics.predictions import map_named_outputs
+from neural_mp.tasks.folders import ModelFolder
+from neural_mp.tasks.rows import Column, Row
+from neural_mp.util.pytree import convert_to_numpy
+
+#: Keys of the labels of a batch.
+CONTEXT, TRUTH = "context", "truth"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of a model by name."""
+
+    by_name: Mapping[str, np.ndarray]
+
+    @classmethod
+    def from_predictions(cls, predictions: object) -> Outputs:
+        """Return outputs of any framework as arrays."""
+        named = map_named_outputs(predictions) or {"logits": predictions}
+        arrays = {name: value for name, value in named.items() if hasattr(value, "shape")}
+        return cls({name: convert_to_numpy(value) for name, value in arrays.items()})
+
+    def __getitem__(self, names: str) -> np.ndarray:
+        """Return the output of a name, or of the first of several names separated by `|`.
+
+        Raises:
+            DataError: the model has no such output.
+        """
+        for name in names.split("|"):
+            if name in self.by_name:
+                values = self.by_name[name]
+                return values.astype(np.float32) if values.dtype.kind == "f" else values
+        raise DataError(
+            f"the model must have the output {' or '.join(names.split('|'))}, got "
+            f"{', '.join(self.by_name) or 'none'}"
+        )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The inputs of a batch, and what the answers of its samples need besides the outputs."""
+
+    inputs: dict[str, np.ndarray]
+    contexts: list[Any]
+
+
+def _is_truth(truths: list[Any]) -> Any:
+    return truths
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: a reader of data, a preprocessing, a metric and answers.
+
+    Attributes:
+        name: name of the task, as on the hub.
+        auto_class: auto class of `transformers`, `AutoModelForSequenceClassification`.
+        processor: auto class of the preprocessing, `AutoTokenizer`.
+        inputs: the columns of the inputs; in a call, the first is the input.
+        labels: the columns of the labels.
+        encode: folder and rows → inputs of a batch.
+        read_truth: folder and row → label.
+        decode: folder, outputs and contexts → predictions, in the form of the metric.
+        answer: folder, predictions and contexts → an answer for each input of a call.
+        choose_metric: folder → the metric, a name or a name with options.
+        join_truth: labels of the rows of a batch → labels in the form of the metric.
+        media: the column of files of images or sound; None for texts.
+    """
+
+    name: str
+    auto_class: str
+    processor: str
+    inputs: tuple[Column, ...]
+    labels: tuple[Column, ...]
+    encode: Callable[[ModelFolder, Sequence[Row]], Encoded]
+    read_truth: Callable[[ModelFolder, Row], Any]
+    decode: Callable[[ModelFolder, Outputs, Sequence[Any]], Any]
+    answer: Callable[[ModelFolder, Any, Sequence[Any]], Any]
+    choose_metric: Callable[[ModelFolder], Any]
+    join_truth: Callable[[list[Any]], Any] = field(default=_is_truth)
+    media: str | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns."""
+        return (*self.inputs, *self.labels)
+
+    def make_row(self, item: object) -> Row:
+        """Return the row of an input of a call.
+
+        `item` is the value of the first column; a tuple of values of the first columns; or a dict
+        of values by column.
+
+        Raises:
+            DataError: a dict names no column of the task.
+        """
+        names = [column.name for column in self.columns]
+        if isinstance(item, Mapping):
+            unknown = [str(name) for name in item if name not in names]
+            if unknown:
+                raise DataError(
+                    f"an input of {self.name} must have the keys {', '.join(names)}, got "
+                    f"{', '.join(unknown)}"
+                )
+            return Row(dict(item))
+        values = item if isinstance(item, tuple) else (item,)
+        return Row(dict(zip(names, values, strict=False)))
+
+
+@dataclass(frozen=True)
+class TaskBatches(Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]):
+    """The rows of a data file as batches, encoded each time, as images need much memory."""
+
+    task: Task
+    folder: ModelFolder
+    rows: tuple[Row, ...] = field(repr=False)
+    batch_size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        start = range(len(self))[index] * self.batch_size
+        rows = self.rows[start : start + self.batch_size]
+        encoded = self.task.encode(self.folder, rows)
+        truth = [self.task.read_truth(self.folder, row) for row in rows]
+        return encoded.inputs, {CONTEXT: encoded.contexts, TRUTH: truth}
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Conversion of outputs and labels of a batch to the form of the task's metric."""
+
+    task: Task
+    folder: ModelFolder
+
+    def __call__(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Return predictions and labels."""
+        predictions, labels = pair
+        outputs = Outputs.from_predictions(predictions)
+        decoded = self.task.decode(self.folder, outputs, labels[CONTEXT])
+        return decoded, self.task.join_truth(labels[TRUTH])

@@ -1,0 +1,122 @@
+"""`TaskModel`, a result with the call of its task, and its folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.api import optimized_model
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.errors import ModelLoadError
+from neural_mp.io.readers import read_json
+from neural_mp.tasks.declaration import Outputs, Task
+from neural_mp.tasks.folders import ModelFolder, open_folder
+from neural_mp.tasks.table import TASKS
+from neural_mp.util.validators import list_of, one_of, record, string
+
+TASK_FILE = "task.json"
+_TASK = record({"task": one_of(TASKS, ", ".join(TASKS)), "inputs": list_of(string)})
+
+
+class TaskModel(OptimizedModel):
+    """A result for a task, called with inputs of the task.
+
+    Args:
+        result: the result.
+        task: the task.
+        folder: configuration and preprocessing of the model.
+    """
+
+    def __init__(self, result: OptimizedModel, task: Task, folder: ModelFolder) -> None:
+        super().__init__(
+            result.loaded,
+            result.plan,
+            result.report,
+            result.met,
+            result.trials,
+            result.observations,
+            result.planned,
+            result.label_key,
+        )
+        self.task = task
+        self.folder = folder
+
+    def __call__(  # type: ignore[override]  # inputs of the task, in place of arrays
+        self, inputs: object, *, batch_size: int = 32
+    ) -> Any:
+        """Answer one input or a list of inputs, in the order given.
+
+        Args:
+            inputs: a text, the path or the pixels `[H, W, 3]` of an image, or a `.wav` file or its
+                samples `[T]`; of tasks with several inputs, a tuple or a dict by column,
+                `(question, context)`; or a list of these.
+            batch_size: inputs per run of the model.
+
+        Returns:
+            Of one input the answer, of a list a list, or for embeddings an array `[N, D]`:
+            class and score; spans; embeddings; a score; a text; objects; or classes of pixels.
+
+        Raises:
+            DataError: an input is none of the task.
+        """
+        items = inputs if isinstance(inputs, list) else [inputs]
+        rows = [self.task.make_row(item) for item in items]
+        parts = []
+        for start in range(0, len(rows), batch_size):
+            encoded = self.task.encode(self.folder, rows[start : start + batch_size])
+            outputs = Outputs.from_predictions(super().__call__(encoded.inputs))
+            decoded = self.task.decode(self.folder, outputs, encoded.contexts)
+            parts.append(self.task.answer(self.folder, decoded, encoded.contexts))
+        if not isinstance(inputs, list):
+            return parts[0][0]
+        if parts and isinstance(parts[0], np.ndarray):
+            return np.concatenate(parts)
+        return [answer for part in parts for answer in part]
+
+    def run_encoded(self, *inputs: object, **named: object) -> Any:
+        """Run one batch of arrays, as the result of a run without a task is called."""
+        return super().__call__(*inputs, **named)
+
+    def __copy__(self) -> TaskModel:
+        """Return a result of the same model: calls do not change the model."""
+        return TaskModel(super().__copy__(), self.task, self.folder)
+
+    def __repr__(self) -> str:
+        return f"TaskModel({self.task.name}, {super().__repr__()})"
+
+    def _write_folder(self, folder: Path) -> None:
+        for name in self.folder.list_kept_files():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.folder.path / name, folder / name)
+        document = {"task": self.task.name, "inputs": sorted(self.folder.inputs or ())}
+        (folder / TASK_FILE).write_text(json.dumps(document), encoding="utf-8")
+        super()._write_folder(folder)
+
+
+def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
+    """Load a model written by `save` or `save_pretrained`; code in files is never executed.
+
+    The result of `tune_folder` is a `TaskModel`, called with inputs of its task. Checkpoints of
+    other tools in the formats of `save_pretrained` are loaded, too.
+
+    Args:
+        path: the folder of the model.
+        trust: ops that the model may call although files may not, e.g. `aten.segment_reduce`; a
+            warning of the conversion lists them.
+
+    Raises:
+        ModelLoadError: the folder is missing, incomplete, damaged or of a later version; or the
+            results would be wrong on this machine and cannot be corrected.
+    """
+    result = optimized_model.load(path, trust)
+    if not (Path(path) / TASK_FILE).is_file():
+        return result
+    document = read_json(Path(path) / TASK_FILE, _TASK, ModelLoadError)
+    task = TASKS[document["task"]]
+    folder = open_folder(path, task.processor, frozenset(document["inputs"]))
+    return TaskModel(result, task, folder)
