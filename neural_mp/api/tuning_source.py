@@ -96,6 +96,16 @@ def is_text(data: Path) -> bool:
     return data.suffix in (".txt", ".jsonl")
 
 
+def set_text_defaults(converter: MixedPrecision) -> None:
+    """Set the defaults of runs of language models: bits of weights, for the smallest footprint."""
+    # Times of a workload would not count for the footprint.
+    mixed = {"performance": 0.5, "footprint": 0.5}
+    converter.set_default("capture", "layers")
+    converter.set_default("precisions", "int4,int8")
+    has_workload = converter.workload is not None
+    converter.set_default("objective", mixed if has_workload else "footprint")
+
+
 def make_file_dataset(data: Path, label: str | None = None, model: object = None) -> dict[str, Any]:
     """Return the dataset of a data file, as in a tuning file.
 

@@ -98,6 +98,7 @@ _COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
     tune: (
         "tune conf.yaml --output tuned",
         "tune net.onnx --data test.npz --metric accuracy --tolerance 1% -o tuned",
+        "tune my_classifier --task text-classification --data reviews.jsonl -o tuned",
         "tune conf.yaml --json | jq .report.speedup",
     ),
     init: ("init net.onnx --data test.npz && neural-mp tune conf.yaml --output tuned",),

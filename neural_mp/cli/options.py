@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from neural_mp.adaptors.loaded_model import AnyModel
     from neural_mp.api.mixed_precision import MixedPrecision
+    from neural_mp.tasks.tuning import TaskRun
 
 
 def make_flag_annotation(name: str) -> Any:
@@ -127,6 +128,10 @@ class SearchOptions(ExitStack):
         self,
         data: EvaluationDataOption = None,
         label: LabelOption = None,
+        task: Annotated[
+            str | None,
+            typer.Option(help="Task of a Hugging Face folder, e.g. text-classification."),
+        ] = None,
         batch_size: Annotated[
             int | None, typer.Option(min=1, max=MOST, help="Samples per batch of --data.")
         ] = None,
@@ -144,6 +149,7 @@ class SearchOptions(ExitStack):
     ) -> None:
         super().__init__()
         self.data, self.label, self.batch_size = data, label, batch_size
+        self.task = task
         self.tolerance = tolerance
         self.limits: dict[str, Any] = {"timeout": timeout, "max_trials": max_trials}
         self.flags = {name: value for name, value in flags.items() if value is not None}
@@ -157,7 +163,12 @@ class SearchOptions(ExitStack):
         Raises:
             NeuralMPError: an option is invalid, or the data cannot be read.
         """
-        from neural_mp.api.tuning_source import is_text, make_file_dataset, parse_criterion_option
+        from neural_mp.api.tuning_source import (
+            is_text,
+            make_file_dataset,
+            parse_criterion_option,
+            set_text_defaults,
+        )
         from neural_mp.data import OWN, build_dataloader
 
         if self.data is None and (self.label is not None or self.batch_size is not None):
@@ -166,7 +177,7 @@ class SearchOptions(ExitStack):
             )
         for name, value in self.flags.items():
             setattr(converter, name, parse_workload_option(value) if name == "workload" else value)
-        if self.data is not None:
+        if self.data is not None and self.task is None:
             spec: dict[str, Any] = {
                 "dataset": make_file_dataset(self.data, self.label, converter.model)
             }
@@ -174,18 +185,28 @@ class SearchOptions(ExitStack):
                 spec["batch_size"] = self.batch_size
             converter.eval_dataloader = build_dataloader(spec, OWN)
             if is_text(self.data):
-                # Times of a workload would not count for the footprint.
-                mixed = {"performance": 0.5, "footprint": 0.5}
-                converter.set_default("capture", "layers")
-                converter.set_default("precisions", "int4,int8")
-                has_workload = converter.workload is not None
-                converter.set_default("objective", mixed if has_workload else "footprint")
+                set_text_defaults(converter)
         if self.tolerance is not None:
             converter.accuracy_criterion = parse_criterion_option(
                 self.tolerance, converter.accuracy_criterion
             )
         limits = {name: value for name, value in self.limits.items() if value is not None}
         converter.exit_policy = replace(converter.exit_policy, **limits)
+
+    def prepare_task(self, folder: str, trust: Iterable[str]) -> TaskRun:
+        """Return the run for a model folder and the task.
+
+        Raises:
+            NeuralMPError: the data are missing, or folder or data do not fit the task.
+        """
+        from neural_mp.tasks.tuning import prepare_run
+
+        if self.task is None or self.data is None or self.label is not None:
+            raise ConfigurationError(
+                f"--task requires --data FILE, whose columns name the labels, got "
+                f"{'--label' if self.label is not None else 'no --data'}"
+            )
+        return prepare_run(folder, self.task, self.data, batch_size=self.batch_size, trust=trust)
 
     def require_evaluation(self, model: str) -> None:
         """Check that a model without a tuning file has data and a metric.

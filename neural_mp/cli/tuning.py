@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,10 +23,13 @@ from neural_mp.cli.options import (
 from neural_mp.cli.output import Output, disabled_logger, emit_result
 from neural_mp.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from neural_mp.api.optimized_model import OptimizedModel
+
 
 def tune(
     source: Annotated[
-        str, typer.Argument(help="Tuning YAML, or a model with --data and --metric.")
+        str, typer.Argument(help="Tuning YAML, or a model with --data and --metric or --task.")
     ],
     output: SaveOption = None,
     fail_if_missed: Annotated[
@@ -44,15 +49,20 @@ def tune(
 
     if output is not None:
         check_output(output)  # fail before the search, not after
-    converter = open_tuning_source(source, trust or ())
-    if is_model(source):
-        search.require_evaluation(source)
+    finish: Callable[[OptimizedModel], OptimizedModel] = copy
+    if search.task is not None:
+        run = search.prepare_task(source, trust or ())
+        converter, finish = run.converter, run.finish
+    else:
+        converter = open_tuning_source(source, trust or ())
+        if is_model(source):
+            search.require_evaluation(source)
     search.apply_to(converter)
     converter.set_default("runtime", AUTO_RUNTIME)
     out.continuation = "finished trials are kept; continue with --resume"
     listener = Listener() if out.quiet else LiveListener(create_error_console(), summary=False)
     converter.listener = listener
-    result = converter()
+    result = finish(converter())
     missed = result.met is False
     emit_result(result, out, None if missed and fail_if_missed else output)
     if missed and fail_if_missed and output is not None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from neural_mp.errors import DataError
 from neural_mp.metrics.predictions import map_named_outputs
 from neural_mp.tasks.folders import ModelFolder
-from neural_mp.tasks.rows import Column, Row
+from neural_mp.tasks.rows import Column, Row, read_rows
 from neural_mp.util.pytree import convert_to_numpy
+
+if TYPE_CHECKING:
+    from neural_mp.api.mixed_precision import MixedPrecision
+    from neural_mp.api.optimized_model import OptimizedModel
 
 #: Keys of the labels of a batch.
 CONTEXT, TRUTH = "context", "truth"
@@ -55,13 +61,26 @@ class Encoded:
     contexts: list[Any]
 
 
-def _is_truth(truths: list[Any]) -> Any:
-    return truths
+@dataclass(frozen=True)
+class TaskData:
+    """The data files of a run.
+
+    Attributes:
+        evaluation: the data on which the accuracy is measured.
+        calibration: the data for calibration; None for `evaluation`.
+        columns: column of the task → name in the data, where it is none of the usual ones.
+        batch_size: rows per batch.
+    """
+
+    evaluation: str | Path
+    calibration: str | Path | None
+    columns: Mapping[str, str] | None
+    batch_size: int
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task: a reader of data, a preprocessing, a metric and answers.
+class Task(ABC):
+    """A task: columns of its data, a preprocessing, a metric and answers.
 
     Attributes:
         name: name of the task, as on the hub.
@@ -69,12 +88,6 @@ class Task:
         processor: auto class of the preprocessing, `AutoTokenizer`.
         inputs: the columns of the inputs; in a call, the first is the input.
         labels: the columns of the labels.
-        encode: folder and rows → inputs of a batch.
-        read_truth: folder and row → label.
-        decode: folder, outputs and contexts → predictions, in the form of the metric.
-        answer: folder, predictions and contexts → an answer for each input of a call.
-        choose_metric: folder → the metric, a name or a name with options.
-        join_truth: labels of the rows of a batch → labels in the form of the metric.
         media: the column of files of images or sound; None for texts.
     """
 
@@ -82,14 +95,31 @@ class Task:
     auto_class: str
     processor: str
     inputs: tuple[Column, ...]
-    labels: tuple[Column, ...]
-    encode: Callable[[ModelFolder, Sequence[Row]], Encoded]
-    read_truth: Callable[[ModelFolder, Row], Any]
-    decode: Callable[[ModelFolder, Outputs, Sequence[Any]], Any]
-    answer: Callable[[ModelFolder, Any, Sequence[Any]], Any]
-    choose_metric: Callable[[ModelFolder], Any]
-    join_truth: Callable[[list[Any]], Any] = field(default=_is_truth)
-    media: str | None = None
+    labels: tuple[Column, ...] = ()
+    media: str | None = field(default=None, kw_only=True)
+    default_batch_size: ClassVar[int] = 32
+
+    @abstractmethod
+    def configure(self, converter: MixedPrecision, folder: ModelFolder, data: TaskData) -> None:
+        """Set data and metric of a run.
+
+        Raises:
+            DataError: the data are damaged or do not fit the task.
+        """
+
+    @abstractmethod
+    def answer_rows(
+        self, model: OptimizedModel, folder: ModelFolder, rows: Sequence[Row], **options: Any
+    ) -> Any:
+        """Return an answer for each row, by a model that is called with arrays."""
+
+    def read_rows(self, data: str | Path, columns: Mapping[str, str] | None) -> list[Row]:
+        """Return the rows of a data file.
+
+        Raises:
+            DataError: the data are damaged or lack a column.
+        """
+        return read_rows(data, self.columns, self.media, columns)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -118,11 +148,67 @@ class Task:
         return Row(dict(zip(names, values, strict=False)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphTask(Task):
+    """A task of a model that is one graph.
+
+    Attributes:
+        encode: folder and rows → inputs of a batch.
+        read_truth: folder and row → label.
+        decode: folder, outputs and contexts → predictions, in the form of the metric.
+        answer: folder, predictions and contexts → an answer for each input of a call.
+        choose_metric: folder → the metric, a name or a name with options.
+        join_truth: labels of the rows of a batch → labels in the form of the metric.
+    """
+
+    encode: Callable[[ModelFolder, Sequence[Row]], Encoded]
+    read_truth: Callable[[ModelFolder, Row], Any]
+    decode: Callable[[ModelFolder, Outputs, Sequence[Any]], Any]
+    answer: Callable[[ModelFolder, Any, Sequence[Any]], Any]
+    choose_metric: Callable[[ModelFolder], Any]
+    join_truth: Callable[[list[Any]], Any] = field(default=list)
+
+    def configure(self, converter: MixedPrecision, folder: ModelFolder, data: TaskData) -> None:
+        """Set data and metric of a run.
+
+        Raises:
+            DataError: the data are damaged or do not fit the task.
+        """
+        converter.eval_dataloader = self._read_batches(folder, data.evaluation, data)
+        if data.calibration is not None:
+            converter.calib_dataloader = self._read_batches(folder, data.calibration, data)
+        converter.metric = self.choose_metric(folder)
+        converter.postprocess = Decoder(self, folder)
+
+    def _read_batches(self, folder: ModelFolder, path: str | Path, data: TaskData) -> TaskBatches:
+        """Return the batches of a data file, checked before the model is loaded."""
+        rows = self.read_rows(path, data.columns)
+        for row in rows:
+            self.read_truth(folder, row)
+            for column in self.inputs:
+                if column.name == self.media:
+                    row.path(column.name)
+                elif column.required:
+                    row[column.name]
+        return TaskBatches(self, folder, tuple(rows), data.batch_size)
+
+    def answer_rows(
+        self, model: OptimizedModel, folder: ModelFolder, rows: Sequence[Row], **options: Any
+    ) -> Any:
+        """Return an answer for each row."""
+        if options:
+            raise DataError(f"{self.name} must be called without options, got {', '.join(options)}")
+        encoded = self.encode(folder, rows)
+        outputs = Outputs.from_predictions(model(encoded.inputs))
+        decoded = self.decode(folder, outputs, encoded.contexts)
+        return self.answer(folder, decoded, encoded.contexts)
+
+
 @dataclass(frozen=True)
 class TaskBatches(Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]):
     """The rows of a data file as batches, encoded each time, as images need much memory."""
 
-    task: Task
+    task: GraphTask
     folder: ModelFolder
     rows: tuple[Row, ...] = field(repr=False)
     batch_size: int
@@ -146,7 +232,7 @@ class TaskBatches(Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]):
 class Decoder:
     """Conversion of outputs and labels of a batch to the form of the task's metric."""
 
-    task: Task
+    task: GraphTask
     folder: ModelFolder
 
     def __call__(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:

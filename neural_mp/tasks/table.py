@@ -7,8 +7,9 @@ from typing import Any
 
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tasks import media, texts
-from neural_mp.tasks.declaration import Task
+from neural_mp.tasks.declaration import GraphTask, Task
 from neural_mp.tasks.folders import ModelFolder
+from neural_mp.tasks.generation import TextGeneration
 from neural_mp.tasks.rows import Column
 
 _LABEL = Column("label", ("labels",))
@@ -25,7 +26,7 @@ def _always(metric: Any) -> Callable[[ModelFolder], Any]:
 TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (
-        Task(
+        GraphTask(
             name="text-classification",
             auto_class="AutoModelForSequenceClassification",
             processor="AutoTokenizer",
@@ -38,7 +39,7 @@ TASKS: Mapping[str, Task] = {
             choose_metric=texts.choose_class_metric,
             join_truth=texts.join_numbers,
         ),
-        Task(
+        GraphTask(
             name="token-classification",
             auto_class="AutoModelForTokenClassification",
             processor="AutoTokenizer",
@@ -50,7 +51,7 @@ TASKS: Mapping[str, Task] = {
             answer=texts.answer_spans,
             choose_metric=_always("span_f1"),
         ),
-        Task(
+        GraphTask(
             name="sentence-similarity",
             auto_class="AutoModel",
             processor="AutoTokenizer",
@@ -63,7 +64,7 @@ TASKS: Mapping[str, Task] = {
             choose_metric=_always(("spearman", {"pairs": True})),
             join_truth=texts.join_numbers,
         ),
-        Task(
+        GraphTask(
             name="feature-extraction",
             auto_class="AutoModel",
             processor="AutoTokenizer",
@@ -75,7 +76,7 @@ TASKS: Mapping[str, Task] = {
             answer=texts.answer_arrays,
             choose_metric=_always("cosine"),
         ),
-        Task(
+        GraphTask(
             name="text-ranking",
             auto_class="AutoModelForSequenceClassification",
             processor="AutoTokenizer",
@@ -88,7 +89,7 @@ TASKS: Mapping[str, Task] = {
             choose_metric=_always(("ndcg@k", {"k": 10})),
             join_truth=texts.join_relevance,
         ),
-        Task(
+        GraphTask(
             name="question-answering",
             auto_class="AutoModelForQuestionAnswering",
             processor="AutoTokenizer",
@@ -100,7 +101,7 @@ TASKS: Mapping[str, Task] = {
             answer=texts.answer_texts,
             choose_metric=_always("squad_f1"),
         ),
-        Task(
+        GraphTask(
             name="image-classification",
             auto_class="AutoModelForImageClassification",
             processor="AutoImageProcessor",
@@ -114,7 +115,7 @@ TASKS: Mapping[str, Task] = {
             join_truth=texts.join_numbers,
             media="image",
         ),
-        Task(
+        GraphTask(
             name="object-detection",
             auto_class="AutoModelForObjectDetection",
             processor="AutoImageProcessor",
@@ -127,7 +128,7 @@ TASKS: Mapping[str, Task] = {
             choose_metric=_always("mAP"),
             media="image",
         ),
-        Task(
+        GraphTask(
             name="image-segmentation",
             auto_class="AutoModelForSemanticSegmentation",
             processor="AutoImageProcessor",
@@ -141,7 +142,7 @@ TASKS: Mapping[str, Task] = {
             join_truth=media.join_masks,
             media="image",
         ),
-        Task(
+        GraphTask(
             name="audio-classification",
             auto_class="AutoModelForAudioClassification",
             processor="AutoFeatureExtractor",
@@ -154,6 +155,12 @@ TASKS: Mapping[str, Task] = {
             choose_metric=texts.choose_class_metric,
             join_truth=texts.join_numbers,
             media="audio",
+        ),
+        TextGeneration(
+            name="text-generation",
+            auto_class="AutoModelForCausalLM",
+            processor="AutoTokenizer",
+            inputs=(Column("text"),),
         ),
     )
 }

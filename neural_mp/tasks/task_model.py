@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Iterable
@@ -14,20 +15,20 @@ from neural_mp.api import optimized_model
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json
-from neural_mp.tasks.declaration import Outputs, Task
+from neural_mp.tasks.declaration import Task
 from neural_mp.tasks.folders import ModelFolder, open_folder
 from neural_mp.tasks.table import TASKS
-from neural_mp.util.validators import list_of, one_of, record, string
+from neural_mp.util.validators import list_of, one_of, optional, record, string
 
 TASK_FILE = "task.json"
-_TASK = record({"task": one_of(TASKS, ", ".join(TASKS)), "inputs": list_of(string)})
+_TASK = record({"task": one_of(TASKS, ", ".join(TASKS)), "inputs": optional(list_of(string))})
 
 
 class TaskModel(OptimizedModel):
     """A result for a task, called with inputs of the task.
 
-    Args:
-        result: the result.
+    Attributes:
+        result: the result that is called with arrays.
         task: the task.
         folder: configuration and preprocessing of the model.
     """
@@ -43,11 +44,12 @@ class TaskModel(OptimizedModel):
             result.planned,
             result.label_key,
         )
+        self.result = result
         self.task = task
         self.folder = folder
 
     def __call__(  # type: ignore[override]  # inputs of the task, in place of arrays
-        self, inputs: object, *, batch_size: int = 32
+        self, inputs: object, *, batch_size: int = 32, **options: Any
     ) -> Any:
         """Answer one input or a list of inputs, in the order given.
 
@@ -56,6 +58,7 @@ class TaskModel(OptimizedModel):
                 samples `[T]`; of tasks with several inputs, a tuple or a dict by column,
                 `(question, context)`; or a list of these.
             batch_size: inputs per run of the model.
+            **options: of tasks that write texts, options of `generate`.
 
         Returns:
             Of one input the answer, of a list a list, or for embeddings an array `[N, D]`:
@@ -66,25 +69,21 @@ class TaskModel(OptimizedModel):
         """
         items = inputs if isinstance(inputs, list) else [inputs]
         rows = [self.task.make_row(item) for item in items]
-        parts = []
-        for start in range(0, len(rows), batch_size):
-            encoded = self.task.encode(self.folder, rows[start : start + batch_size])
-            outputs = Outputs.from_predictions(super().__call__(encoded.inputs))
-            decoded = self.task.decode(self.folder, outputs, encoded.contexts)
-            parts.append(self.task.answer(self.folder, decoded, encoded.contexts))
+        parts = [
+            self.task.answer_rows(
+                self.result, self.folder, rows[start : start + batch_size], **options
+            )
+            for start in range(0, len(rows), batch_size)
+        ]
         if not isinstance(inputs, list):
             return parts[0][0]
         if parts and isinstance(parts[0], np.ndarray):
             return np.concatenate(parts)
         return [answer for part in parts for answer in part]
 
-    def run_encoded(self, *inputs: object, **named: object) -> Any:
-        """Run one batch of arrays, as the result of a run without a task is called."""
-        return super().__call__(*inputs, **named)
-
     def __copy__(self) -> TaskModel:
         """Return a result of the same model: calls do not change the model."""
-        return TaskModel(super().__copy__(), self.task, self.folder)
+        return TaskModel(copy.copy(self.result), self.task, self.folder)
 
     def __repr__(self) -> str:
         return f"TaskModel({self.task.name}, {super().__repr__()})"
@@ -93,7 +92,10 @@ class TaskModel(OptimizedModel):
         for name in self.folder.list_kept_files():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.folder.path / name, folder / name)
-        document = {"task": self.task.name, "inputs": sorted(self.folder.inputs or ())}
+        document = {
+            "task": self.task.name,
+            "inputs": None if self.folder.inputs is None else sorted(self.folder.inputs),
+        }
         (folder / TASK_FILE).write_text(json.dumps(document), encoding="utf-8")
         super()._write_folder(folder)
 
@@ -118,5 +120,6 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
         return result
     document = read_json(Path(path) / TASK_FILE, _TASK, ModelLoadError)
     task = TASKS[document["task"]]
-    folder = open_folder(path, task.processor, frozenset(document["inputs"]))
+    names = document["inputs"]
+    folder = open_folder(path, task.processor, None if names is None else frozenset(names))
     return TaskModel(result, task, folder)

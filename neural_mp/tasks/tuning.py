@@ -11,21 +11,17 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.saved_model import check_output
 from neural_mp.core.enums import AUTO_RUNTIME
 from neural_mp.errors import ConfigurationError
-from neural_mp.tasks.declaration import Decoder, Task, TaskBatches
+from neural_mp.tasks.declaration import TaskBatches, TaskData
 from neural_mp.tasks.folders import (
     REMOTE_CODE,
-    ModelFolder,
     check_architecture,
     choose_source,
     open_folder,
     read_config,
 )
-from neural_mp.tasks.rows import Row, read_rows
 from neural_mp.tasks.table import find_task
 from neural_mp.tasks.task_model import TaskModel
 from neural_mp.util.user_calls import ReraiseUserErrors
-
-DEFAULT_BATCH_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ def tune_folder(
     *,
     calibration: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | None = None,
     trust: Iterable[str] = (),
     **options: object,
 ) -> TaskModel:
@@ -65,7 +61,7 @@ def tune_folder(
         output: folder to save the result to; None to save nothing.
         calibration: data for calibration, in the form of `data`; by default `data`.
         columns: column of the task → its name in the data, where it is none of the usual ones.
-        batch_size: rows per batch.
+        batch_size: rows per batch; by default 32, or 8 windows of a text.
         trust: names that may run code; `remote_code` allows that of the folder.
         **options: options of `MixedPrecision`; `runtime` is `auto` and `metric` that of the task
             unless set.
@@ -114,48 +110,16 @@ def prepare_run(
     accepted = check_architecture(path, read_config(path), kind.name, kind.auto_class)
     model_folder = open_folder(path, kind.processor, accepted or None, trusted)
     source = choose_source(path, kind.auto_class, trusted)
-    size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    size = kind.default_batch_size if batch_size is None else batch_size
     if size < 1:
         raise ConfigurationError(f"batch_size must be at least 1, got {size}")
-
     converter = MixedPrecision(trust=tuple(name for name in names if name != REMOTE_CODE))
     converter.model = source
-    converter.eval_dataloader = _read_batches(kind, model_folder, data, columns, size)
-    if calibration is not None:
-        converter.calib_dataloader = _read_batches(kind, model_folder, calibration, columns, size)
-    converter.metric = kind.choose_metric(model_folder)
-    converter.postprocess = Decoder(kind, model_folder)
-    names_of_inputs = frozenset(converter.eval_dataloader[0][0])
+    kind.configure(converter, model_folder, TaskData(data, calibration, columns, size))
+    batches = converter.eval_dataloader
+    names_of_inputs = frozenset(batches[0][0]) if isinstance(batches, TaskBatches) else None
 
     def finish(result: OptimizedModel) -> TaskModel:
         return TaskModel(result, kind, replace(model_folder, inputs=names_of_inputs))
 
     return TaskRun(converter, finish)
-
-
-def _read_batches(
-    task: Task,
-    folder: ModelFolder,
-    data: str | Path,
-    columns: Mapping[str, str] | None,
-    batch_size: int,
-) -> TaskBatches:
-    """Return the batches of a data file, all of whose labels are valid."""
-    rows = read_rows(data, task.columns, task.media, columns)
-    for row in rows:
-        _check_row(task, folder, row)
-    return TaskBatches(task, folder, tuple(rows), batch_size)
-
-
-def _check_row(task: Task, folder: ModelFolder, row: Row) -> None:
-    """Raise the error of a row now, not after the model was loaded.
-
-    Raises:
-        DataError: the label or an input of the row is invalid.
-    """
-    task.read_truth(folder, row)
-    for column in task.inputs:
-        if column.name == task.media:
-            row.path(column.name)
-        elif column.required:
-            row[column.name]
