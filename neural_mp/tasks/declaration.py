@@ -190,7 +190,9 @@ class GraphTask(Task):
                     row.path(column.name)
                 elif column.required:
                     row[column.name]
-        return TaskBatches(self, folder, tuple(rows), data.batch_size)
+        batches = TaskBatches(self, folder, tuple(rows), data.batch_size)
+        batches[0]  # raises what is wrong with the preprocessing
+        return batches
 
     def answer_rows(
         self, model: OptimizedModel, folder: ModelFolder, rows: Sequence[Row], **options: Any

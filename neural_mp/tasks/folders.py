@@ -22,6 +22,8 @@ CONFIG = "config.json"
 REMOTE_CODE = "remote_code"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _ONNX_FILES = ("model.onnx", "onnx/model.onnx")
+#: Files of the words of a tokenizer.
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")
 #: Files of preprocessing and configuration, which a result keeps.
 _KEPT = ("*.json", "*.txt", "*.model", "*.jinja", "*_*/config.json")
 _NOT_KEPT = ("*.index.json", "neural_mp*.json", "details.json", "task.json")
@@ -149,6 +151,13 @@ def open_folder(
             f"{REMOTE_CODE}"
         )
     transformers = import_package("transformers", "a model folder", "text")
+    has_words = any(True for pattern in _VOCABULARIES for _ in folder.glob(pattern))
+    if processor == "AutoTokenizer" and not has_words:
+        # `transformers` would return a tokenizer without words.
+        raise ModelLoadError(
+            f"the folder {str(path)!r} must have the files of a tokenizer "
+            f"({', '.join(_VOCABULARIES)}), got none; save the tokenizer with save_pretrained"
+        )
     try:
         with quiet_and_offline_transformers():
             loaded = getattr(transformers, processor).from_pretrained(
@@ -158,7 +167,7 @@ def open_folder(
         # The exception type depends on the defect of the folder.
         what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", processor.removeprefix("Auto")).lower()
         raise ModelLoadError(
-            f"the folder {str(path)!r} must have the files of {what}, which cannot be loaded: "
+            f"the folder {str(path)!r} must have the files of the {what}, which cannot be loaded: "
             f"{one_line(error)}; save them with save_pretrained"
         ) from error
     return ModelFolder(folder, config, loaded, inputs)

@@ -29,7 +29,14 @@ def tokenize(folder: ModelFolder, texts: Sequence[Any], **options: Any) -> Any:
             f"tokenizer.pad_token and save the tokenizer again"
         )
     settings = {"truncation": True, "max_length": folder.max_tokens, "padding": True} | options
-    return tokenizer(texts, return_tensors="np", **settings)
+    encoded = tokenizer(texts, return_tensors="np", **settings)
+    size = folder.config.get("vocab_size")
+    if is_integer(size) and encoded["input_ids"].max(initial=0) >= size:
+        raise ModelLoadError(
+            f"the tokenizer of {str(folder.path)!r} must fit the model, which has {size} tokens, "
+            f"got token {int(encoded['input_ids'].max())}; use the tokenizer of its training"
+        )
+    return encoded
 
 
 def encode_texts(folder: ModelFolder, rows: Sequence[Row]) -> Encoded:
