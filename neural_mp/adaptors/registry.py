@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
 
 AnyAdaptor = Adaptor[Any]
+#: Framework of models of several graphs.
+COMPOSITE = "parts"
 
 
 def list_framework_names() -> list[str]:
@@ -60,6 +63,11 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         UnknownFrameworkError: no adaptor has that name, or none accepts the model.
         MissingFrameworkError: the framework is not installed.
     """
+    if isinstance(source, Mapping) or framework == COMPOSITE:
+        module = importlib.import_module("neural_mp.adaptors.composite.adaptor")
+        parts = source.values() if isinstance(source, Mapping) else ()
+        composite: AnyAdaptor = module.CompositeAdaptor([adaptor_for(part) for part in parts])
+        return composite
     # Third-party adaptors are looked up last: reading all entry points takes milliseconds.
     if framework is not None:
         if framework not in FRAMEWORKS and framework not in (names := list_framework_names()):

@@ -18,6 +18,7 @@ from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp, with_data_type
 from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no_data
+from neural_mp.api.part_calls import record_part_calls
 from neural_mp.api.portability import find_target_hardware, warn_idle_precisions, without_kernels
 from neural_mp.api.runtime_comparison import HintSearch
 from neural_mp.api.runtimes import RuntimeOptions
@@ -77,6 +78,8 @@ def make_model_name(model: object) -> str:
     """Return the display name of a model: the file name, or the class of the object."""
     if isinstance(model, str | Path):
         return Path(model).name
+    if isinstance(model, Mapping):
+        return " + ".join(map(str, model))
     return type(model).__name__
 
 
@@ -407,6 +410,8 @@ class JobBuilder:
 
     def _select_batches(self) -> tuple[Batches | None, Batches | None]:
         """Return evaluation and calibration batches; by default, the latter are the former."""
+        if isinstance(self.options.model, Mapping):
+            return None, record_part_calls(self.options)
         evaluation, loader = None, self.options.eval_dataloader
         if loader is None:
             loader = config_objects.build_loader(self.settings, config_objects.ACCURACY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ def resolve_source(source: object) -> Any:
         ConfigurationError: the name cannot be imported.
         ModelLoadError: the path is a pipe or a device.
     """
+    if isinstance(source, Mapping):
+        return {name: resolve_source(part) for name, part in source.items()}
     if isinstance(source, str | Path):
         validate_option("model", file_path, source)
         try:

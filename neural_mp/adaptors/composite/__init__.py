@@ -1,0 +1,1 @@
+"""Models of several graphs, each in its own framework, as one model."""
