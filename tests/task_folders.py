@@ -48,7 +48,12 @@ def make_tokenizer() -> Any:
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_max_length=64
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
     )
 
 
@@ -397,3 +402,101 @@ def detector(folder: Path) -> Path:
         return scores + 5 * (outputs.pred_boxes[:, 0] - targets).abs().mean()
 
     return save(folder, train(model, loss, 4 * STEPS), processor)
+
+
+def translated(random: np.random.Generator, count: int) -> list[dict[str, Any]]:
+    """Opinions, whose translation are all words of their kind."""
+    rows = opinions(random, count)
+    words = {"good": " ".join(GOOD), "bad": " ".join(BAD[:3])}
+    return [{"text": row["text"], "target": words[row["label"]]} for row in rows]
+
+
+def translator(folder: Path) -> Path:
+    """An encoder-decoder of BART's shape."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    config = transformers.BartConfig(
+        vocab_size=len(WORDS),
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    )
+    model = transformers.BartForConditionalGeneration(config)
+
+    def loss(random: np.random.Generator) -> torch.Tensor:
+        rows = translated(random, 32)
+        encoded = tokenizer([row["text"] for row in rows], return_tensors="pt", padding=True)
+        targets = tokenizer([row["target"] for row in rows], return_tensors="pt", padding=True)
+        labels = targets["input_ids"][:, 1:].clone()
+        labels[labels == 0] = -100
+        return model(**encoded, labels=labels).loss
+
+    return save(folder, train(model, loss, 2 * STEPS), tokenizer)
+
+
+def spoken(folder: Path, random: np.random.Generator, count: int) -> Path:
+    """Tones as files, with the words `good` for high ones and `bad` for low ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in range(count):
+        kind = ("high", "low")[number % 2]
+        wave = (tone(random, kind, 8000) * 20000).astype(np.int16)
+        wavfile.write(folder / f"{number}.wav", 8000, wave)
+        rows.append({"audio": f"{number}.wav", "text": "good fine" if kind == "high" else "bad"})
+    return write_rows(folder / "data.jsonl", rows)
+
+
+def recognizer(folder: Path) -> Path:
+    """An encoder-decoder of Whisper's shape."""
+    torch.manual_seed(0)
+    extractor = transformers.WhisperFeatureExtractor(
+        feature_size=16, sampling_rate=8000, hop_length=80, chunk_length=1, n_fft=200
+    )
+    tokenizer = make_tokenizer()
+    config = transformers.WhisperConfig(
+        vocab_size=len(WORDS),
+        num_mel_bins=16,
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=50,
+        max_target_positions=24,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        decoder_start_token_id=2,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
+
+    def loss(random: np.random.Generator) -> torch.Tensor:
+        kinds = random.integers(0, 2, 16)
+        waves = [tone(random, ("high", "low")[kind], 8000) for kind in kinds]
+        values = extractor(waves, sampling_rate=8000, return_tensors="pt")["input_features"]
+        words = [["good", "fine"] if kind == 0 else ["bad"] for kind in kinds]
+        labels = torch.full((16, 3), -100)
+        for row, spoken_words in zip(labels, words, strict=True):
+            ids = [WORDS.index(word) for word in spoken_words] + [3]
+            row[: len(ids)] = torch.tensor(ids)
+        return model(values, labels=labels).loss
+
+    train(model, loss)
+    save(folder, model, tokenizer)
+    extractor.save_pretrained(folder)
+    return folder

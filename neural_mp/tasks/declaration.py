@@ -89,6 +89,7 @@ class Task(ABC):
         inputs: the columns of the inputs; in a call, the first is the input.
         labels: the columns of the labels.
         media: the column of files of images or sound; None for texts.
+        variants: the task for models of other auto classes.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Task(ABC):
     inputs: tuple[Column, ...]
     labels: tuple[Column, ...] = ()
     media: str | None = field(default=None, kw_only=True)
+    variants: tuple[Task, ...] = field(default=(), kw_only=True)
     default_batch_size: ClassVar[int] = 32
 
     @abstractmethod

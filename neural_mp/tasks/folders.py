@@ -30,6 +30,11 @@ _NOT_KEPT = ("*.index.json", "neural_mp*.json", "details.json", "task.json")
 MAX_KEPT_BYTES = 1 << 28
 #: Tokens of a text, where the model allows more.
 MAX_TOKENS = 512
+#: Auto classes whose mapping has another name.
+_IRREGULAR = {
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
+}
 _POOLING_MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
 
 
@@ -152,7 +157,7 @@ def open_folder(
         )
     transformers = import_package("transformers", "a model folder", "text")
     has_words = any(True for pattern in _VOCABULARIES for _ in folder.glob(pattern))
-    if processor == "AutoTokenizer" and not has_words:
+    if processor in ("AutoTokenizer", "AutoProcessor") and not has_words:
         # `transformers` would return a tokenizer without words.
         raise ModelLoadError(
             f"the folder {str(path)!r} must have the files of a tokenizer "
@@ -193,6 +198,7 @@ def list_model_classes(auto_class: str) -> dict[str, tuple[str, ...]]:
     """Return the type of a model → names of its classes for an auto class of `transformers`."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", auto_class.removeprefix("Auto")).upper()
+    words = _IRREGULAR.get(auto_class, words)
     names = getattr(auto, f"{words}_MAPPING_NAMES")
     return {kind: name if isinstance(name, tuple) else (name,) for kind, name in names.items()}
 

@@ -12,6 +12,7 @@ import numpy as np
 from neural_mp.data.images import read_pixels
 from neural_mp.data.option_checks import import_package
 from neural_mp.errors import DataError
+from neural_mp.metrics.texts import decode_ids
 from neural_mp.tasks.declaration import Encoded, Outputs
 from neural_mp.tasks.folders import ModelFolder
 from neural_mp.tasks.rows import SOUND_SUFFIXES, Row
@@ -45,9 +46,12 @@ def _read_image(row: Row) -> np.ndarray:
 
 def encode_sound(folder: ModelFolder, rows: Sequence[Row]) -> Encoded:
     """Return the inputs of sound, padded to the longest."""
-    rate = int(folder.processor.sampling_rate)
+    extractor = getattr(folder.processor, "feature_extractor", folder.processor)
+    rate = int(extractor.sampling_rate)
     waves = [_read_sound(row, rate) for row in rows]
-    features = folder.processor(waves, sampling_rate=rate, padding=True, return_tensors="np")
+    # Those of Whisper have one length.
+    padding = "max_length" if hasattr(extractor, "chunk_length") else True
+    features = extractor(waves, sampling_rate=rate, padding=padding, return_tensors="np")
     return Encoded(folder.select_inputs(dict(features)), [None] * len(rows))
 
 
@@ -81,6 +85,11 @@ def _read_sound(row: Row, rate: int) -> np.ndarray:
     divisor = np.gcd(rate, original)
     wave = resample_poly(wave, rate // divisor, original // divisor) if rate != original else wave
     return np.asarray(wave, np.float32)
+
+
+def decode_speech(folder: ModelFolder, outputs: Outputs, contexts: Sequence[Any]) -> list[str]:
+    """Return the texts of a CTC model."""
+    return decode_ids(folder.processor.tokenizer, outputs["logits"].argmax(axis=-1), merged=True)
 
 
 def read_objects(folder: ModelFolder, row: Row) -> dict[str, np.ndarray]:

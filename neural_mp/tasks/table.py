@@ -8,14 +8,16 @@ from typing import Any
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tasks import media, texts
 from neural_mp.tasks.declaration import GraphTask, Task
-from neural_mp.tasks.folders import ModelFolder
+from neural_mp.tasks.folders import ModelFolder, list_model_classes
 from neural_mp.tasks.generation import TextGeneration
 from neural_mp.tasks.rows import Column
+from neural_mp.tasks.sequences import SequenceTask
 
 _LABEL = Column("label", ("labels",))
 _TEXT = Column("text", ("sentence", "review", "content"))
 _TEXT_PAIR = Column("text_pair", ("sentence2", "hypothesis"), required=False)
 _IMAGE = Column("image", ("img", "pixel_values", "file_name"))
+_TRANSCRIPT = Column("text", ("sentence", "transcription", "transcript"))
 _AUDIO = Column("audio", ("sound", "file", "file_name"))
 
 
@@ -156,6 +158,52 @@ TASKS: Mapping[str, Task] = {
             join_truth=texts.join_numbers,
             media="audio",
         ),
+        GraphTask(
+            name="automatic-speech-recognition",
+            auto_class="AutoModelForCTC",
+            processor="AutoProcessor",
+            inputs=(_AUDIO,),
+            labels=(_TRANSCRIPT,),
+            encode=media.encode_sound,
+            read_truth=texts.read_transcript,
+            decode=media.decode_speech,
+            answer=texts.answer_texts,
+            choose_metric=_always("wer"),
+            media="audio",
+            variants=(
+                SequenceTask(
+                    name="automatic-speech-recognition",
+                    auto_class="AutoModelForSpeechSeq2Seq",
+                    processor="AutoProcessor",
+                    inputs=(_AUDIO,),
+                    labels=(_TRANSCRIPT,),
+                    encode=media.encode_sound,
+                    metric="wer",
+                    target="text",
+                    media="audio",
+                ),
+            ),
+        ),
+        SequenceTask(
+            name="translation",
+            auto_class="AutoModelForSeq2SeqLM",
+            processor="AutoTokenizer",
+            inputs=(Column("text", ("source",)),),
+            labels=(Column("target", ("translation", "reference")),),
+            encode=texts.encode_source,
+            metric="bleu",
+            target="target",
+        ),
+        SequenceTask(
+            name="summarization",
+            auto_class="AutoModelForSeq2SeqLM",
+            processor="AutoTokenizer",
+            inputs=(Column("text", ("document", "article", "dialogue")),),
+            labels=(Column("summary", ("highlights", "target")),),
+            encode=texts.encode_source,
+            metric="rouge",
+            target="summary",
+        ),
         TextGeneration(
             name="text-generation",
             auto_class="AutoModelForCausalLM",
@@ -177,3 +225,13 @@ def find_task(name: object) -> Task:
     raise ConfigurationError(
         f"task must be one of {', '.join(TASKS)}, got {name!r}{did_you_mean(name, TASKS)}"
     )
+
+
+def choose_variant(task: Task, config: Mapping[str, Any]) -> Task:
+    """Return the variant of a task for the class in a configuration; by default the task."""
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    for variant in task.variants:
+        if any(name in names for names in list_model_classes(variant.auto_class).values()):
+            return variant
+    return task

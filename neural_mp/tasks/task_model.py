@@ -21,7 +21,13 @@ from neural_mp.tasks.table import TASKS
 from neural_mp.util.validators import list_of, one_of, optional, record, string
 
 TASK_FILE = "task.json"
-_TASK = record({"task": one_of(TASKS, ", ".join(TASKS)), "inputs": optional(list_of(string))})
+_TASK = record(
+    {
+        "task": one_of(TASKS, ", ".join(TASKS)),
+        "class": string,
+        "inputs": optional(list_of(string)),
+    }
+)
 
 
 class TaskModel(OptimizedModel):
@@ -92,9 +98,11 @@ class TaskModel(OptimizedModel):
         for name in self.folder.list_kept_files():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.folder.path / name, folder / name)
+        names = self.folder.inputs
         document = {
             "task": self.task.name,
-            "inputs": None if self.folder.inputs is None else sorted(self.folder.inputs),
+            "class": self.task.auto_class,
+            "inputs": None if names is None else sorted(names),
         }
         (folder / TASK_FILE).write_text(json.dumps(document), encoding="utf-8")
         super()._write_folder(folder)
@@ -119,7 +127,9 @@ def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
     if not (Path(path) / TASK_FILE).is_file():
         return result
     document = read_json(Path(path) / TASK_FILE, _TASK, ModelLoadError)
-    task = TASKS[document["task"]]
+    declared = TASKS[document["task"]]
+    variants = (v for v in declared.variants if v.auto_class == document["class"])
+    task = next(variants, declared)
     names = document["inputs"]
     folder = open_folder(path, task.processor, None if names is None else frozenset(names))
     return TaskModel(result, task, folder)

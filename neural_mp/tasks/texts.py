@@ -211,6 +211,18 @@ def encode_sentences(folder: ModelFolder, rows: Sequence[Row]) -> Encoded:
     return Encoded(folder.select_inputs(encoded), list(encoded["attention_mask"]))
 
 
+def encode_source(folder: ModelFolder, rows: Sequence[Row]) -> Encoded:
+    """Return the tokens and the mask of texts for an encoder."""
+    encoded = tokenize(folder, [row.text("text") for row in rows])
+    names = ("input_ids", "attention_mask")
+    return Encoded({name: encoded[name] for name in names}, [None] * len(rows))
+
+
+def read_transcript(folder: ModelFolder, row: Row) -> str:
+    """Return the text of a sound."""
+    return row.text("text")
+
+
 def read_similarity(folder: ModelFolder, row: Row) -> float:
     """Return the score of a pair."""
     return row.number("score")

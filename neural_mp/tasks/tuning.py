@@ -19,7 +19,7 @@ from neural_mp.tasks.folders import (
     open_folder,
     read_config,
 )
-from neural_mp.tasks.table import find_task
+from neural_mp.tasks.table import choose_variant, find_task
 from neural_mp.tasks.task_model import TaskModel
 from neural_mp.util.user_calls import ReraiseUserErrors
 
@@ -105,9 +105,11 @@ def prepare_run(
     trust: Iterable[str] = (),
 ) -> TaskRun:
     """Return the run for a folder and a task; arguments and errors are those of `tune_folder`."""
-    kind, path, names = find_task(task), Path(folder), tuple(trust)
+    path, names = Path(folder), tuple(trust)
     trusted = REMOTE_CODE in names
-    accepted = check_architecture(path, read_config(path), kind.name, kind.auto_class)
+    config = read_config(path)
+    kind = choose_variant(find_task(task), config)
+    accepted = check_architecture(path, config, kind.name, kind.auto_class)
     model_folder = open_folder(path, kind.processor, accepted or None, trusted)
     source = choose_source(path, kind.auto_class, trusted)
     size = kind.default_batch_size if batch_size is None else batch_size
