@@ -11,6 +11,7 @@ from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.adaptors.registry import COMPOSITE
 from neural_mp.adaptors.transfer import (
     CompilingLoader,
     TransferFile,
@@ -462,6 +463,7 @@ def _collect_runtime_figures(
         if candidate is winner:
             package = FRAMEWORKS[name].package if name in FRAMEWORKS else name
             needed = f"the result requires the package {package} where it is loaded"
+            needed = "each part runs in its own framework" if name == COMPOSITE else needed
             return ", ".join(filter(None, (reasons.get(name), needed)))
         return reasons.get(name, "") or "not faster than the chosen runtime"
 
