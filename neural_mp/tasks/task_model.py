@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json
 from neural_mp.tasks.declaration import Task
 from neural_mp.tasks.folders import ModelFolder, open_folder
+from neural_mp.tasks.layouts import CARD, copy_kept_files, make_model_card, write_layout
 from neural_mp.tasks.table import TASKS
 from neural_mp.util.validators import list_of, one_of, optional, record, string
 
@@ -37,9 +37,12 @@ class TaskModel(OptimizedModel):
         result: the result that is called with arrays.
         task: the task.
         folder: configuration and preprocessing of the model.
+        data: name of the evaluation data, for the model card.
     """
 
-    def __init__(self, result: OptimizedModel, task: Task, folder: ModelFolder) -> None:
+    def __init__(
+        self, result: OptimizedModel, task: Task, folder: ModelFolder, data: str = ""
+    ) -> None:
         super().__init__(
             result.loaded,
             result.plan,
@@ -53,6 +56,7 @@ class TaskModel(OptimizedModel):
         self.result = result
         self.task = task
         self.folder = folder
+        self.data = data
 
     def __call__(  # type: ignore[override]  # inputs of the task, in place of arrays
         self, inputs: object, *, batch_size: int = 32, **options: Any
@@ -89,15 +93,33 @@ class TaskModel(OptimizedModel):
 
     def __copy__(self) -> TaskModel:
         """Return a result of the same model: calls do not change the model."""
-        return TaskModel(copy.copy(self.result), self.task, self.folder)
+        return TaskModel(copy.copy(self.result), self.task, self.folder, self.data)
+
+    def model_card(self) -> str:
+        """Return the model card, Markdown: measured loss, speed and size, machine and command."""
+        stored = self.folder.path / CARD
+        if (self.folder.path / TASK_FILE).is_file() and stored.is_file():
+            return stored.read_text(encoding="utf-8")  # that of the run
+        return make_model_card(self.result, self.task.name, self.folder, self.data)
+
+    def save_layout(self, path: str | Path) -> Path:
+        """Write a new folder as other tools read it; return the file of the model.
+
+        The file is `onnx/model_quantized.onnx` (transformers.js, optimum, sentence-transformers),
+        or `openvino_model.xml` for a result in OpenVINO, beside configuration, tokenizer and card.
+
+        Raises:
+            ConversionError: the result is of several graphs, or of another framework.
+            NeuralMPError: the folder is not empty, or cannot be written.
+        """
+        return write_layout(self.result, self.folder, self.model_card(), path)
 
     def __repr__(self) -> str:
         return f"TaskModel({self.task.name}, {super().__repr__()})"
 
     def _write_folder(self, folder: Path) -> None:
-        for name in self.folder.list_kept_files():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.folder.path / name, folder / name)
+        copy_kept_files(self.folder, folder)
+        (folder / CARD).write_text(self.model_card(), encoding="utf-8")
         names = self.folder.inputs
         document = {
             "task": self.task.name,

@@ -122,6 +122,8 @@ def prepare_run(
     names_of_inputs = frozenset(batches[0][0]) if isinstance(batches, TaskBatches) else None
 
     def finish(result: OptimizedModel) -> TaskModel:
-        return TaskModel(result, kind, replace(model_folder, inputs=names_of_inputs))
+        return TaskModel(
+            result, kind, replace(model_folder, inputs=names_of_inputs), Path(data).name
+        )
 
     return TaskRun(converter, finish)

@@ -15,7 +15,12 @@ import neural_mp  # noqa: E402
 from neural_mp.adaptors.pytorch.decoders.encoder_decoder import (  # noqa: E402
     split_encoder_decoder,
 )
-from neural_mp.errors import ConfigurationError, DataError, ModelLoadError  # noqa: E402
+from neural_mp.errors import (  # noqa: E402
+    ConfigurationError,
+    ConversionError,
+    DataError,
+    ModelLoadError,
+)
 from neural_mp.tasks.folders import open_folder  # noqa: E402
 from neural_mp.tasks.sequences import GenerationSettings  # noqa: E402
 from neural_mp.tasks.table import choose_variant, find_task  # noqa: E402
@@ -109,6 +114,8 @@ def test_both_graphs_are_tuned_under_one_target_and_called_with_texts(folder_of)
         "encoder",
         "decoder",
     }
+    with pytest.raises(ConversionError, match="must be of one graph .* got a result in parts"):
+        result.save_layout("hub")
     texts = ["w1 good w2", "w3 awful"]
     answers = neural_mp.load("out")(texts)
     assert answers == result(texts) == ["good fine great nice", "bad poor awful"]

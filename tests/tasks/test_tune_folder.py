@@ -14,6 +14,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 import neural_mp  # noqa: E402
 from neural_mp.cli.app import app  # noqa: E402
+from neural_mp.errors import NeuralMPError  # noqa: E402
 from neural_mp.tasks.task_model import TaskModel  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
@@ -83,6 +84,48 @@ def test_another_runtime_gives_the_same_answers(folder_of):
     assert result.framework == "onnxrt"
     (spans,) = neural_mp.load("out")(["w1 anna carl w3"])
     assert spans == [{"entity": "PER", "text": "anna carl", "start": 1, "end": 3}]
+
+
+@pytest.mark.parametrize("runtime", ["source", "onnxrt"])
+def test_the_layout_of_the_hub_runs_in_onnx_runtime_with_the_tokenizer_beside(folder_of, runtime):
+    ort = pytest.importorskip("onnxruntime")
+    options = {**QUICK, "runtime": runtime}
+    data, folder = rows(made.opinions), folder_of("text_classifier")
+    result = neural_mp.tune_folder(folder, "text-classification", data, "out", **options)
+    file = neural_mp.load("out").save_layout("hub")
+    assert file == Path("hub/onnx/model_quantized.onnx")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("hub")
+    config = transformers.AutoConfig.from_pretrained("hub")
+    session = ort.InferenceSession(str(file))
+    texts = ["w1 good w2 w3", "awful w4"]
+    inputs = dict(tokenizer(texts, return_tensors="np", padding=True))
+    names = [entry.name for entry in session.get_inputs()]
+    (logits,) = session.run(["logits"], {name: inputs[name] for name in names})
+    classes = [config.id2label[index] for index in logits.argmax(1)]
+    assert classes == [answer["label"] for answer in result(texts)] == ["good", "bad"]
+    card = Path("hub/README.md").read_text()
+    assert card == Path("out/README.md").read_text()
+    assert "pipeline_tag: text-classification" in card
+    assert "--task text-classification --data data.jsonl --output OUT" in card
+    assert "| Accuracy" in card
+    assert result.record.setup.machine.name in card
+    with pytest.raises(NeuralMPError, match="'hub' must be a new or empty folder"):
+        result.save_layout("hub")
+
+
+def test_the_layout_of_openvino_is_read_by_openvino(folder_of):
+    openvino = pytest.importorskip("openvino")
+    texts = [{"text": row["sentence1"]} for row in made.alike(np.random.default_rng(5), 32)]
+    data = made.write_rows(Path("data.jsonl"), texts)
+    folder, options = folder_of("sentence_encoder"), {**QUICK, "runtime": "openvino"}
+    result = neural_mp.tune_folder(folder, "feature-extraction", data, **options)
+    assert result.save_layout("hub") == Path("hub/openvino_model.xml")
+    assert Path("hub/modules.json").is_file()
+    model = openvino.Core().compile_model("hub/openvino_model.xml", "CPU")
+    inputs = dict(transformers.AutoTokenizer.from_pretrained("hub")(["w1 w2"], return_tensors="np"))
+    states = model({port.any_name: inputs[port.any_name] for port in model.inputs})[0]
+    pooled = states[0].mean(0)
+    assert result("w1 w2") == pytest.approx(pooled / np.linalg.norm(pooled), abs=1e-4)
 
 
 def test_a_decoder_is_tuned_on_a_text_and_continues_texts(folder_of):
