@@ -500,3 +500,29 @@ def recognizer(folder: Path) -> Path:
     save(folder, model, tokenizer)
     extractor.save_pretrained(folder)
     return folder
+
+
+def ctc_recognizer(folder: Path) -> Path:
+    """An encoder of sound with the letters of its texts."""
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abdefgino"]
+    (folder / "vocab.json").write_text(json.dumps({t: n for n, t in enumerate(tokens)}))
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
+    config = transformers.Wav2Vec2Config(
+        vocab_size=len(tokens),
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=128,
+        conv_dim=(32, 32),
+        conv_kernel=(10, 8),
+        conv_stride=(5, 4),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        pad_token_id=0,
+    )
+    processor = transformers.Wav2Vec2Processor(extractor, tokenizer)
+    return save(folder, transformers.Wav2Vec2ForCTC(config).eval(), processor)

@@ -9,9 +9,8 @@ from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tasks import media, texts
 from neural_mp.tasks.declaration import GraphTask, Task
 from neural_mp.tasks.folders import ModelFolder, list_model_classes
-from neural_mp.tasks.generation import TextGeneration
 from neural_mp.tasks.rows import Column
-from neural_mp.tasks.sequences import SequenceTask
+from neural_mp.tasks.sequences import SequenceTask, TextGeneration
 
 _LABEL = Column("label", ("labels",))
 _TEXT = Column("text", ("sentence", "review", "content"))

@@ -131,6 +131,18 @@ def test_sound_is_resampled_to_the_rate_of_the_model(folder_of, tmp_path):
     assert accuracy > 0.9  # the files have half the rate
 
 
+def test_transcripts_of_ctc_are_those_of_the_pipeline(folder_of, tmp_path):
+    pytest.importorskip("jiwer")
+    data = made.spoken(tmp_path / "sounds", RANDOM, 6)
+    waves = [made.tone(RANDOM, kind, 8000) for kind in ("low", "high")]
+    folder, task = folder_of("ctc_recognizer"), "automatic-speech-recognition"
+    answers, rate = answered(folder, task, waves, tmp_path, data)
+    pipeline = transformers.pipeline(task, model=str(folder))
+    expected = [pipeline({"raw": wave, "sampling_rate": 8000})["text"] for wave in waves]
+    assert answers == expected
+    assert rate > 0.5  # random weights
+
+
 def test_segments_are_those_of_the_processor(folder_of, tmp_path):
     data = made.scenes(tmp_path / "scenes", RANDOM, 8)
     images = [made.scene(RANDOM)[0] for _ in range(3)]

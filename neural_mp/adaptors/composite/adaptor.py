@@ -29,8 +29,8 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.graph import Layer, Op, OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
-from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import KeptOutputs, Observations, Range
+from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, ConversionError, DataError, ModelLoadError
