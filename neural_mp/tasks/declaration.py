@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,6 +90,7 @@ class Task(ABC):
         labels: the columns of the labels.
         media: the column of files of images or sound; None for texts.
         variants: the task for models of other auto classes.
+        default_batch_size: rows per batch; 1 where padding would change the outputs.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Task(ABC):
     labels: tuple[Column, ...] = ()
     media: str | None = field(default=None, kw_only=True)
     variants: tuple[Task, ...] = field(default=(), kw_only=True)
-    default_batch_size: ClassVar[int] = 32
+    default_batch_size: int = field(default=32, kw_only=True)
 
     @abstractmethod
     def configure(self, converter: MixedPrecision, folder: ModelFolder, data: TaskData) -> None:

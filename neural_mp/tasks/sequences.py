@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -226,8 +226,6 @@ def _tokenizer_of(folder: ModelFolder) -> Any:
 @dataclass(frozen=True)
 class TextGeneration(Task):
     """A decoder, judged by its perplexity on a text, and called with the start of a text."""
-
-    default_batch_size: ClassVar[int] = 8
 
     def configure(self, converter: MixedPrecision, folder: ModelFolder, data: TaskData) -> None:
         """Set data and metric of a run.

@@ -156,6 +156,7 @@ TASKS: Mapping[str, Task] = {
             choose_metric=texts.choose_class_metric,
             join_truth=texts.join_numbers,
             media="audio",
+            default_batch_size=1,
         ),
         GraphTask(
             name="automatic-speech-recognition",
@@ -169,6 +170,7 @@ TASKS: Mapping[str, Task] = {
             answer=texts.answer_texts,
             choose_metric=_always("wer"),
             media="audio",
+            default_batch_size=1,
             variants=(
                 SequenceTask(
                     name="automatic-speech-recognition",
@@ -208,6 +210,7 @@ TASKS: Mapping[str, Task] = {
             auto_class="AutoModelForCausalLM",
             processor="AutoTokenizer",
             inputs=(Column("text"),),
+            default_batch_size=8,
         ),
     )
 }

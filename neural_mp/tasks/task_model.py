@@ -59,7 +59,7 @@ class TaskModel(OptimizedModel):
         self.data = data
 
     def __call__(  # type: ignore[override]  # inputs of the task, in place of arrays
-        self, inputs: object, *, batch_size: int = 32, **options: Any
+        self, inputs: object, *, batch_size: int | None = None, **options: Any
     ) -> Any:
         """Answer one input or a list of inputs, in the order given.
 
@@ -67,7 +67,7 @@ class TaskModel(OptimizedModel):
             inputs: a text, the path or the pixels `[H, W, 3]` of an image, or a `.wav` file or its
                 samples `[T]`; of tasks with several inputs, a tuple or a dict by column,
                 `(question, context)`; or a list of these.
-            batch_size: inputs per run of the model.
+            batch_size: inputs per run of the model; by default 32, of sound 1.
             **options: of tasks that write texts, options of `generate`.
 
         Returns:

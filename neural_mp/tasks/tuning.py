@@ -61,7 +61,7 @@ def tune_folder(
         output: folder to save the result to; None to save nothing.
         calibration: data for calibration, in the form of `data`; by default `data`.
         columns: column of the task → its name in the data, where it is none of the usual ones.
-        batch_size: rows per batch; by default 32, or 8 windows of a text.
+        batch_size: rows per batch; by default 32; 1 of sound, or 8 windows of a text.
         trust: names that may run code; `remote_code` allows that of the folder.
         **options: options of `MixedPrecision`; `runtime` is `auto` and `metric` that of the task
             unless set.

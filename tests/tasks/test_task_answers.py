@@ -136,7 +136,9 @@ def test_transcripts_of_ctc_are_those_of_the_pipeline(folder_of, tmp_path):
     data = made.spoken(tmp_path / "sounds", RANDOM, 6)
     waves = [made.tone(RANDOM, kind, 8000) for kind in ("low", "high")]
     folder, task = folder_of("ctc_recognizer"), "automatic-speech-recognition"
-    answers, rate = answered(folder, task, waves, tmp_path, data)
+    # One by one, as padding without a mask changes the outputs.
+    answers = [answered(folder, task, [wave], tmp_path, data)[0][0] for wave in waves]
+    rate = answered(folder, task, waves[:1], tmp_path, data)[1]
     pipeline = transformers.pipeline(task, model=str(folder))
     expected = [pipeline({"raw": wave, "sampling_rate": 8000})["text"] for wave in waves]
     assert answers == expected
