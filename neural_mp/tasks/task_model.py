@@ -79,11 +79,10 @@ class TaskModel(OptimizedModel):
         """
         items = inputs if isinstance(inputs, list) else [inputs]
         rows = [self.task.make_row(item) for item in items]
+        size = batch_size or self.task.default_batch_size
         parts = [
-            self.task.answer_rows(
-                self.result, self.folder, rows[start : start + batch_size], **options
-            )
-            for start in range(0, len(rows), batch_size)
+            self.task.answer_rows(self.result, self.folder, rows[start : start + size], **options)
+            for start in range(0, len(rows), size)
         ]
         if not isinstance(inputs, list):
             return parts[0][0]
