@@ -38,7 +38,8 @@ class Metric(Protocol):
     evaluation that will miss the target can be stopped.
 
     If the attribute `compare_label` is False, the metric needs no labels: `labels` is the
-    prediction of the FP32 model, before any postprocessing (as is `preds`).
+    prediction of the FP32 model, before any postprocessing (as is `preds`); or both are after it,
+    if `postprocess` has the attribute `applies_to_reference`, which is True.
 
     A method `merge(other)` adds the state of a second metric of the class after the metric's own;
     workers can then share an evaluation.

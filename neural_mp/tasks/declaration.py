@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -237,6 +237,7 @@ class TaskBatches(Sequence[tuple[dict[str, np.ndarray], dict[str, Any]]]):
 class Decoder:
     """Conversion of outputs and labels of a batch to the form of the task's metric."""
 
+    applies_to_reference: ClassVar[bool] = True
     task: GraphTask
     folder: ModelFolder
 

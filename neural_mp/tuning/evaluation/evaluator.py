@@ -252,12 +252,15 @@ class Evaluator:
         self, given: MetricBatch, inputs: object, reference: AnyModel
     ) -> Iterator[tuple[Metric, str, MetricBatch]]:
         judged = self._postprocess_batch(given)
+        decodes = getattr(self.postprocess, "applies_to_reference", False) is True
         for name, (metric, _) in zip(self.metric_names, self.metrics, strict=True):
             if getattr(metric, "compare_label", True) is not False:
                 yield metric, name, judged
                 continue
-            expected = self._postprocess_batch(replace(given, predictions=reference(inputs)))
-            yield metric, name, replace(judged, labels=expected.predictions)
+            compared, expected = given, replace(given, predictions=reference(inputs))
+            if decodes:
+                compared, expected = judged, self._postprocess_batch(expected)
+            yield metric, name, replace(compared, labels=expected.predictions)
 
     def _postprocess_batch(self, batch: MetricBatch) -> MetricBatch:
         return batch if self.postprocess is None else batch.apply_postprocess(self.postprocess)
