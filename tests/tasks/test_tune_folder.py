@@ -59,6 +59,16 @@ def test_embeddings_without_labels_are_compared_with_fp32_after_pooling(folder_o
     assert result.report.metric == "Cosine"
     assert result.report.baseline_accuracy == pytest.approx(1, abs=1e-6)
     assert 0.99 < result.report.accuracy <= 1
+    words = [row["text"] for row in texts]
+    encoded = transformers.AutoTokenizer.from_pretrained(folder)(
+        words, padding=True, return_tensors="pt"
+    )
+    encoded.pop("token_type_ids", None)
+    states = transformers.AutoModel.from_pretrained(folder).eval()(**encoded).last_hidden_state
+    mask = encoded["attention_mask"][..., None]
+    pooled = ((states * mask).sum(1) / mask.sum(1)).detach().numpy()
+    cosines = (pooled / np.linalg.norm(pooled, axis=1, keepdims=True) * result(words)).sum(1)
+    assert result.report.accuracy == pytest.approx(cosines.mean(), abs=1e-5)
     vectors = neural_mp.load("out")(["w1 w2", "w3", "w4 w5 w6"], batch_size=2)
     assert vectors.shape == (3, 64)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(3), abs=1e-5)
