@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.optional import Training
@@ -56,6 +55,11 @@ def probe_installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumula
     return accumulations
 
 
+def is_composite(source: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a model is a dict of parts; weights by name are a subclass of `dict`."""
+    return type(source) is dict
+
+
 def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     """Return the adaptor for a model object or path.
 
@@ -63,9 +67,9 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         UnknownFrameworkError: no adaptor has that name, or none accepts the model.
         MissingFrameworkError: the framework is not installed.
     """
-    if isinstance(source, Mapping) or framework == COMPOSITE:
+    if is_composite(source) or framework == COMPOSITE:
         module = importlib.import_module("neural_mp.adaptors.composite.adaptor")
-        parts = source.values() if isinstance(source, Mapping) else ()
+        parts = source.values() if is_composite(source) else ()
         composite: AnyAdaptor = module.CompositeAdaptor([adaptor_for(part) for part in parts])
         return composite
     # Third-party adaptors are looked up last: reading all entry points takes milliseconds.

@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.weights.autoround import LearnOptions
 from neural_mp.adaptors.common.weights.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.adaptors.registry import get_adaptor_named
+from neural_mp.adaptors.registry import get_adaptor_named, is_composite
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp, with_data_type
@@ -78,7 +78,7 @@ def make_model_name(model: object) -> str:
     """Return the display name of a model: the file name, or the class of the object."""
     if isinstance(model, str | Path):
         return Path(model).name
-    if isinstance(model, Mapping):
+    if is_composite(model):
         return " + ".join(map(str, model))
     return type(model).__name__
 
@@ -410,7 +410,7 @@ class JobBuilder:
 
     def _select_batches(self) -> tuple[Batches | None, Batches | None]:
         """Return evaluation and calibration batches; by default, the latter are the former."""
-        if isinstance(self.options.model, Mapping):
+        if is_composite(self.options.model):
             return None, record_part_calls(self.options)
         evaluation, loader = None, self.options.eval_dataloader
         if loader is None:

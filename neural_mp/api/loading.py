@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.adaptors.registry import adaptor_for, is_composite
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.core.enums import Capture
 from neural_mp.core.precision import Precision
@@ -80,7 +80,7 @@ def resolve_source(source: object) -> Any:
         ConfigurationError: the name cannot be imported.
         ModelLoadError: the path is a pipe or a device.
     """
-    if isinstance(source, Mapping):
+    if is_composite(source):
         return {name: resolve_source(part) for name, part in source.items()}
     if isinstance(source, str | Path):
         validate_option("model", file_path, source)
