@@ -10,23 +10,74 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.api.explain import write_log
-from neural_mp.api.integer_io import check_io, with_io
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.quantization_aware import with_training
 from neural_mp.config import Options, Settings, load_settings, settings_from, trust_of
 from neural_mp.config.options import OPTIONS
+from neural_mp.core.criterion import Deadline
+from neural_mp.core.enums import INT8_IO
 from neural_mp.errors import ConfigurationError
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import list_effective_ops
+from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.measurement.sensitivity import (
     SensitivityReport,
     measure_decision_sensitivities,
 )
+from neural_mp.tuning.recording import TuningResult
 from neural_mp.tuning.tuner import tune
 from neural_mp.util.user_calls import ReraiseUserErrors
 from neural_mp.util.verbosity import shows_progress
+
+
+def check_io(options: Options, job: TuningJob) -> None:
+    """Check that the result of a job can have the inputs and outputs of the options.
+
+    Raises:
+        ConfigurationError: the runtime has only float ones, or there is no calibration data.
+    """
+    if options.io != INT8_IO:
+        return
+    adaptor = job.model.adaptor
+    if not adaptor.offers("with_integer_io"):
+        raise ConfigurationError(
+            f"io='int8' is for LiteRT, got a model in {adaptor.framework}; set framework or "
+            f"runtime to 'litert', or remove io"
+        )
+    if job.calibration is None:
+        raise ConfigurationError(
+            "io='int8' requires data, which give the ranges of inputs and outputs; set "
+            "calib_dataloader"
+        )
+
+
+def with_io(options: Options, job: TuningJob, result: TuningResult) -> TuningResult:
+    """Return a result with the inputs and outputs of the options, evaluated again if these differ.
+
+    The search has float ones, as callers from Python have: the accuracy of the returned result is
+    that with integers.
+    """
+    if options.io != INT8_IO:
+        return result
+    assert job.calibration is not None
+    held = result.model.adaptor.with_integer_io(result.model.held, job.calibration.iterate_inputs())
+    model = replace(result.model, held=held)
+    report = replace(result.report, conversions=model.conversions)
+    if not job.evaluates_accuracy or report.baseline_accuracy is None:
+        return replace(result, model=model, report=report)
+    accuracy = job.evaluator(model, Deadline(), reference=result.fp32)
+    met = result.met and job.settings.criterion.met(report.baseline_accuracy, accuracy)
+    if result.met and not met:
+        note = (
+            f"with int8 inputs and outputs, the accuracy is {accuracy:.6g} instead of "
+            f"{report.accuracy:.6g}, which misses the target; remove io for float ones"
+        )
+        report = replace(report, warnings=(*report.warnings, note))
+    report = replace(report, accuracy=accuracy, evaluations=job.evaluator.evaluations)
+    return replace(result, model=model, report=report, met=met)
+
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.evaluation.calibration_batches import Calibration
 from neural_mp.tuning.measurement.objectives import Measurement
-from neural_mp.tuning.measurement.runtime_choice import is_certain, select_runtime
+from neural_mp.tuning.measurement.other_runtimes import is_certain, select_runtime
 from neural_mp.util.pytree import batch_size_of, tree_leaves
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,9 @@ from neural_mp.cli.inspection import audit, explain, inspect
 from neural_mp.cli.kernels import WithProgram, hardware, kernels
 from neural_mp.cli.measurements import advise, benchmark, compare, sensitivity
 from neural_mp.cli.options import make_command
-from neural_mp.cli.report import report
+from neural_mp.cli.report import report, ui
 from neural_mp.cli.streams import check_written, guard_streams
 from neural_mp.cli.tuning import convert, init, tune, tune_many
-from neural_mp.cli.ui import ui
 
 
 class _OneLineErrors(TyperGroup):

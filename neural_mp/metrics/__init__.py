@@ -5,10 +5,9 @@ from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
 from neural_mp.metrics.coercion import build_metric, convert_to_metric
 from neural_mp.metrics.detection import MeanAveragePrecision
 from neural_mp.metrics.language import KLDivergence, LMEvalTask, MultipleChoice, Perplexity
-from neural_mp.metrics.ranking import MRR, NDCG, RecallAtK
+from neural_mp.metrics.ranking import MRR, NDCG, Cosine, Pearson, RecallAtK, Spearman
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
 from neural_mp.metrics.segmentation import MeanIoU
-from neural_mp.metrics.similarity import Cosine, Pearson, Spearman
 from neural_mp.metrics.texts import BLEU, CER, ROUGE, WER, ExactMatch, SpanF1, SquadF1
 
 __all__ = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.tuning.measurement.runtime_choice import is_certain, select_runtime
+from neural_mp.tuning.measurement.other_runtimes import is_certain, select_runtime
 
 ROUNDS = 30
 #: Fast in a few rounds, slower than the others in the rest: the first decile is 0.3.

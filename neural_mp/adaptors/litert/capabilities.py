@@ -23,7 +23,6 @@ from neural_mp.adaptors.common.capabilities import (
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES, group_spec
 from neural_mp.adaptors.litert.convert import quantize_program
-from neural_mp.adaptors.litert.delegation import find_undelegated
 from neural_mp.adaptors.litert.graph.program import Program
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure, is_moving
 from neural_mp.adaptors.litert.ops import Role, get_op_row, has_role
@@ -37,6 +36,7 @@ from neural_mp.adaptors.litert.quantizer import (
     list_supported_types,
     make_recipe,
 )
+from neural_mp.adaptors.litert.runtime import find_undelegated
 from neural_mp.core.enums import Granularity, KernelInputs, QuantDType, Scheme
 from neural_mp.core.int8_accumulation import weight_quant_spec
 from neural_mp.core.precision import Precision

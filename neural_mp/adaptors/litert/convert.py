@@ -15,10 +15,13 @@ import numpy as np
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signatures.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.litert.graph.outputs import restore_outputs, set_outputs_aside
+from neural_mp.adaptors.litert.graph.outputs import (
+    quantize_unread_results,
+    restore_outputs,
+    set_outputs_aside,
+)
 from neural_mp.adaptors.litert.graph.ports import read_encoding, with_integer_ports
 from neural_mp.adaptors.litert.graph.program import Program
-from neural_mp.adaptors.litert.graph.unread import quantize_unread_results
 from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure
 from neural_mp.adaptors.litert.observe import observe_values
 from neural_mp.adaptors.litert.ops import get_op_row

@@ -4,25 +4,337 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from neural_mp.adaptors.common.threads import get_allowed_threads
 from neural_mp.adaptors.litert.graph.program import Program
-from neural_mp.adaptors.litert.kernel_events import (
-    PREPARING_KERNELS,
-    TABLE_KERNEL,
-    KernelEvent,
-    assign_events,
-    record_events,
-)
 from neural_mp.adaptors.litert.model import LiteRtModel
 from neural_mp.adaptors.litert.ops import Role, has_role
+from neural_mp.adaptors.litert.profiled_run import KernelEvent, load_library, open_profiled_run
+from neural_mp.adaptors.litert.runtime import Runner, find_undelegated
 from neural_mp.core.op_timings import OpTrace, TracedKernel, build_op_trace
 from neural_mp.core.precision import Precision
+from neural_mp.util.pytree import Array
+
+#: Op type → beginnings of the names of XNNPACK's kernels (`xnn_operator_type_to_string`), unless
+#: these begin like the type, as in `Squared Difference (ND)`.
+_KERNEL_NAMES = {
+    "CONV_2D": ("Convolution", "Fully Connected"),
+    "DEPTHWISE_CONV_2D": ("Convolution",),
+    "TRANSPOSE_CONV": ("Deconvolution",),
+    "BATCH_MATMUL": ("Batch Matrix Multiply", "Fully Connected", "Dynamic Fully Connected"),
+    "FULLY_CONNECTED": ("Fully Connected", "Dynamic Fully Connected"),
+    "LOGISTIC": ("Sigmoid",),
+    "RELU": ("Clamp",),
+    "RELU6": ("Clamp",),
+    "RELU_N1_TO_1": ("Clamp",),
+    "RELU_0_TO_1": ("Clamp",),
+    "HARD_SWISH": ("HardSwish",),
+    "LEAKY_RELU": ("LeakyReLU",),
+    "GELU": ("GELU", "ApproxGELU"),
+    "SQRT": ("Square Root",),
+    "RSQRT": ("Reciprocal Square Root",),
+    "ROUND": ("Bank",),
+    "FLOOR_MOD": ("Modulus",),
+    "QUANTIZE": ("Convert",),
+    "DEQUANTIZE": ("Convert",),
+    "MAX_POOL_2D": ("Max Pooling",),
+    "AVERAGE_POOL_2D": ("Average Pooling",),
+    "PAD": ("Constant Pad",),
+    "PADV2": ("Constant Pad",),
+    "STRIDED_SLICE": ("Slice",),
+    "SPLIT": ("Copy", "Slice"),
+    "CONCATENATION": ("Copy",),
+    "PACK": ("Copy",),
+    "UNPACK": ("Copy",),
+    "RESHAPE": ("Static Reshape", "Copy"),
+    "SQUEEZE": ("Static Reshape", "Copy"),
+    "EXPAND_DIMS": ("Static Expand Dims", "Static Reshape", "Copy"),
+}
+#: Kernel of a table of 256 values, for a chain of ops in INT8 such as SiLU.
+TABLE_KERNEL = "Invalid Unary"
+#: Op type that counts towards another op of such a chain, and roles that end a chain.
+_ACCOMPANYING = "MUL"
+_APART = Role.LAYER | Role.PRODUCT | Role.TABLE | Role.MOVING
+_MAX_CHAIN = 6
+#: Kernels that prepare the inputs of a product.
+PREPARING_KERNELS = ("Static Reshape", "Convert")
+#: Kernels that never stand for an op of an unknown type.
+_AUXILIARY = (*PREPARING_KERNELS, "Copy")
+#: Event around those of a delegate's kernels.
+_AROUND = "Delegate"
+#: Scores of an op with its kernel, of a chain besides its length, and of a chain of one op.
+_MATCH, _CHAIN, _SINGLE = 3, 2, 1
+#: Ops or kernels that an alignment may leave out beyond the difference of their numbers.
+_SLACK = 24
+
+
+@dataclass(frozen=True)
+class _Op:
+    kind: str
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+def is_available() -> bool:
+    """Whether the installed LiteRT has a profiler that can be read."""
+    return load_library() is not None
+
+
+def record_events(
+    content: bytes, feeds: Sequence[Array], runs: int, threads: int
+) -> list[list[KernelEvent]]:
+    """Return the kernels of the main subgraph in every run, in order, after a first run.
+
+    Times are whole microseconds: those of small ops mean something over many runs only. Loops are
+    single kernels, whose time includes their bodies.
+
+    Args:
+        content: the flatbuffer, which is checked.
+        feeds: the inputs of the main subgraph, in order.
+        runs: number of recorded runs.
+        threads: number of threads.
+
+    Raises:
+        ConversionError: there is no profiler, or LiteRT rejects the model or the inputs.
+    """
+    program = _without_own_outputs(Program.parse(content), find_undelegated(content))
+    arrays = [np.ascontiguousarray(feed) for feed in feeds]
+    main = program.main
+    # Some sizes of results follow from a run only.
+    results = Runner(program.content, list(main.inputs), list(main.outputs))(arrays)
+    with open_profiled_run(program.content, arrays, results, threads) as run:
+        run()
+        return [
+            [event for event in run() if not event.name.startswith(_AROUND)] for _ in range(runs)
+        ]
+
+
+def _without_own_outputs(program: Program, own: Collection[int]) -> Program:
+    """Return a program without the outputs that LiteRT's own kernels write.
+
+    The C library runs a model once only if the size of such an output is free. All own kernels run
+    in any case, but those of a delegate for outputs only.
+    """
+    written = {int(index) for op in own for index in program.main.operators[op].outputs}
+    kept = [int(index) for index in program.main.outputs if int(index) not in written]
+    if len(kept) == len(program.main.outputs):
+        return program
+    reduced = program.copy()
+    reduced.main.outputs = np.array(kept, np.int32)
+    for signature in reduced.tree.signatureDefs or ():
+        if not signature.subgraphIndex:
+            signature.outputs = [
+                output for output in signature.outputs if output.tensorIndex not in written
+            ]
+    return reduced
+
+
+def assign_events(program: Program, events: Sequence[KernelEvent]) -> list[int]:
+    """Return, for every kernel of a run, the position of its op in the main subgraph.
+
+    The kernel of several ops belongs to the first that computes. A kernel of unknown name belongs
+    to the next op without a kernel, else to the op before.
+    """
+    ops = [
+        _Op(program.op_type(op), _collect_tensors(op.inputs), _collect_tensors(op.outputs))
+        for op in program.iterate_ops()
+    ]
+    groups = list(_group_events(events))
+    parts = list(_iterate_parts(ops, {e.position for e in events if not e.is_delegated}))
+    delegated = [group for group in groups if group[0].is_delegated]
+    if len(parts) != len(delegated) or not all(_ran_op(ops, event) for event in events):
+        # The runtime rewrote the graph: the order is all that is left.
+        return _align_kernels(ops, range(len(ops)), events)
+    waiting, owners = iter(parts), list[int]()
+    for group in groups:
+        if group[0].is_delegated:
+            owners += _align_kernels(ops, next(waiting), group)
+        else:
+            owners += [event.position for event in group]
+    return owners
+
+
+def _collect_tensors(indices: Any) -> frozenset[int]:
+    return frozenset(int(index) for index in (() if indices is None else indices) if index >= 0)
+
+
+def _ran_op(ops: Sequence[_Op], event: KernelEvent) -> bool:
+    """Whether an event fits the op at its position; those of a delegate always do."""
+    if event.is_delegated:
+        return True
+    return event.position < len(ops) and ops[event.position].kind == event.op_type
+
+
+def _group_events(events: Sequence[KernelEvent]) -> Iterator[list[KernelEvent]]:
+    """Yield the kernels of every part that a delegate runs, and single ops between."""
+    group: list[KernelEvent] = []
+    for event in events:
+        if group and not (event.is_delegated and event.position):
+            yield group
+            group = []
+        group.append(event)
+    if group:
+        yield group
+
+
+def _iterate_parts(ops: Sequence[_Op], own: Collection[int]) -> Iterator[list[int]]:
+    """Yield the ops of every part that a delegate runs; `own` are those of LiteRT itself.
+
+    Like the runtime (`PartitionGraphIntoIndependentNodeSubsets`): a part has all ops of one side
+    that need nothing from the other, also those that follow an op of the other side.
+    """
+    waiting = list(range(len(ops)))
+    written = {tensor for op in ops for tensor in op.writes}
+    computed = set[int]()
+    while waiting:
+        part: list[int] = []
+        for index in waiting:
+            is_ready = ops[index].reads & written <= computed
+            if is_ready and (not part or (index in own) == (part[0] in own)):
+                part.append(index)
+                computed |= ops[index].writes
+        if not part:  # ops that need their own results
+            return
+        if part[0] not in own:
+            yield part
+        members = set(part)
+        waiting = [index for index in waiting if index not in members]
+
+
+def _align_kernels(
+    ops: Sequence[_Op], part: Sequence[int], events: Sequence[KernelEvent]
+) -> list[int]:
+    """Return the op of every kernel, for ops and kernels in the same order."""
+    members = [ops[index] for index in part]
+    owners: list[int | None] = []
+    joined = set[int]()
+    op, best = 0, _find_best_moves(members, events)
+    while len(owners) < len(events):
+        move = best[op, len(owners)]
+        if move.takes_kernel:
+            owners.append(move.owner)
+        if move.owner is not None:
+            joined.update(range(op, op + move.ops))
+        op += move.ops
+    return [part[owner] for owner in _assign_others(members, events, owners, joined)]
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A step of an alignment.
+
+    Attributes:
+        ops: number of ops passed.
+        takes_kernel: whether a kernel is passed.
+        owner: the kernel's op; None if one of both is left out.
+        score: the score of this step and all after.
+    """
+
+    ops: int
+    takes_kernel: bool
+    owner: int | None
+    score: int
+
+
+def _find_best_moves(
+    ops: Sequence[_Op], events: Sequence[KernelEvent]
+) -> dict[tuple[int, int], _Move]:
+    """Return number of ops and of kernels passed → the best next step."""
+    surplus = len(events) - len(ops)
+    lowest, highest = min(0, surplus) - _SLACK, max(0, surplus) + _SLACK
+    best: dict[tuple[int, int], _Move] = {}
+    for op in reversed(range(len(ops) + 1)):
+        last = min(len(events), op + highest)
+        for kernel in reversed(range(max(0, op + lowest), last + 1)):
+            moves = [
+                _Move(passed, takes, owner, score + after.score)
+                for passed, takes, owner, score in _iterate_steps(ops, op, events, kernel)
+                if (after := best.get((op + passed, kernel + takes))) is not None
+            ]
+            end = _Move(0, False, None, 0)
+            best[op, kernel] = max(moves, key=lambda move: move.score, default=end)
+    return best
+
+
+def _iterate_steps(
+    ops: Sequence[_Op], op: int, events: Sequence[KernelEvent], kernel: int
+) -> Iterator[tuple[int, bool, int | None, int]]:
+    """Yield the ops passed, whether a kernel is passed, its op, and the score; likelier first."""
+    if op < len(ops) and kernel < len(events):
+        event = events[kernel]
+        if _fits_kernel(ops[op], event):
+            yield 1, True, op, _MATCH
+        if event.name.startswith(TABLE_KERNEL):
+            for length in reversed(range(1, _measure_chain(ops, op) + 1)):
+                chain = range(op, op + length)
+                own = (index for index in chain if not _accompanies(ops[index].kind))
+                score = _CHAIN + length if length > 1 else _SINGLE
+                yield length, True, next(own, op), score
+    if op < len(ops):
+        yield 1, False, None, 0
+    if kernel < len(events):
+        yield 0, True, None, 0
+
+
+def _fits_kernel(op: _Op, event: KernelEvent) -> bool:
+    """Whether the name of a kernel fits an op."""
+    if not event.is_delegated:
+        return op.kind == event.op_type
+    names = _KERNEL_NAMES.get(op.kind)
+    if names is None:
+        return event.name.lower().startswith(op.kind.replace("_", " ").lower())
+    return event.name.startswith(names)
+
+
+def _measure_chain(ops: Sequence[_Op], start: int) -> int:
+    """Return the number of ops from `start` on that one table may stand for."""
+    several = ops[start : start + _MAX_CHAIN]
+    chain = list(takewhile(lambda op: not has_role(op.kind, _APART), several))
+    for length, (before, after) in enumerate(pairwise(chain), 1):
+        if not before.writes & after.reads:
+            return length
+    return len(chain)
+
+
+def _accompanies(kind: str) -> bool:
+    """Whether ops of a type in a chain count towards another op of the chain."""
+    return kind == _ACCOMPANYING or has_role(kind, Role.CONVERSION)
+
+
+def _assign_others(
+    ops: Sequence[_Op],
+    events: Sequence[KernelEvent],
+    owners: Sequence[int | None],
+    joined: Collection[int],
+) -> Iterator[int]:
+    """Yield the op of every kernel, also of those that fit none."""
+    previous = -1
+    waiting = [index for index in range(len(ops)) if index not in joined]
+    for position, (event, owner) in enumerate(zip(events, owners, strict=True)):
+        if owner is None:
+            later = (index for index in owners[position:] if index is not None)
+            following = next(later, len(ops))
+            skipped = [index for index in waiting if previous < index < following]
+            is_before_product = following < len(ops) and has_role(
+                ops[following].kind, Role.LAYER | Role.PRODUCT
+            )
+            if is_before_product and event.name.startswith(PREPARING_KERNELS):
+                owner = following
+            elif skipped and not event.name.startswith(_AUXILIARY):
+                owner = skipped[0]
+                waiting.remove(owner)
+            else:
+                owner = previous if previous >= 0 else min(following, len(ops) - 1)
+        previous = owner
+        yield owner
+
 
 #: Element types of tensors → precision.
 _PRECISIONS = {

@@ -21,9 +21,9 @@ from litert_kernel_nets import (
 from litert_nets import as_litert
 
 from neural_mp.adaptors.litert import profiled_run
-from neural_mp.adaptors.litert.delegation import find_undelegated
 from neural_mp.adaptors.litert.graph.program import Program, get_sizes
-from neural_mp.adaptors.litert.kernel_events import assign_events, is_available, record_events
+from neural_mp.adaptors.litert.profiler import assign_events, is_available, record_events
+from neural_mp.adaptors.litert.runtime import find_undelegated
 from neural_mp.errors import ConversionError
 
 #: First words of kernel names → the op types that they may run.

@@ -15,10 +15,9 @@ from litert_nets import as_litert
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.litert.graph.program import Program
-from neural_mp.adaptors.litert.kernel_events import TABLE_KERNEL
 from neural_mp.adaptors.litert.model import LiteRtModel, Structure
 from neural_mp.adaptors.litert.ops import Role, has_role
-from neural_mp.adaptors.litert.profiler import time_ops, trace_kernels
+from neural_mp.adaptors.litert.profiler import TABLE_KERNEL, time_ops, trace_kernels
 from neural_mp.adaptors.litert.quantizer import DYNAMIC, WEIGHT, Step, make_recipe, quantize_tree
 from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.precision import Precision

@@ -1,4 +1,4 @@
-"""Outputs of a graph around its quantization.
+"""Outputs of a graph around its quantization, and results that nobody reads.
 
 AI Edge Quantizer 0.10 writes broken files for a float output that an INT8 op reads, too. Such
 outputs are therefore set aside, and written afterwards.
@@ -109,3 +109,16 @@ def find_op_code(tree: Any, number: int) -> int:
 
 #: Version of conversions from and to INT8 (TensorFlow, `lite/tools/versioning/op_version.cc`).
 _CONVERSION_VERSION = 2
+
+
+def quantize_unread_results(program: Program) -> None:
+    """Give float results that nobody reads the type of the INT8 results of their op, in place."""
+    read, tensors = program.list_read_tensors(), program.main.tensors
+    for op in program.iterate_ops():
+        results = [tensors[index] for index in op.outputs]
+        int8 = next((entry for entry in results if entry.type == schema.TensorType.INT8), None)
+        if int8 is None:
+            continue
+        for index in op.outputs:
+            if int(index) not in read and program.is_float(index):
+                tensors[index].type, tensors[index].quantization = int8.type, int8.quantization
