@@ -18,6 +18,7 @@ from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, input_
 from neural_mp.adaptors.pytorch.graph.fusion import find_only_user, is_node
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import ADD, LINEAR
+from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn
 from neural_mp.adaptors.pytorch.kernels.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 from neural_mp.adaptors.pytorch.versions import disable_compilation, with_code
@@ -28,7 +29,7 @@ _HIDDEN = "neural_mp_hidden"
 _FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
 
 
-class ConvertedModule(nn.Module):
+class ConvertedModule(StandIn):
     """A model converted according to a plan; inference only.
 
     Runs integer kernels that need no compiler, also within `torch.compile`, which cannot inspect
@@ -80,7 +81,8 @@ class ConvertedModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
         # The kernels' packed weights cannot be copied, so pack them again.
         portable = copy.deepcopy(self.portable, memo)
-        return ConvertedModule(portable, lower_to_kernels(portable), self._config)
+        copied = ConvertedModule(portable, lower_to_kernels(portable), self._config)
+        return copied if self._layer is None else copied.stand_for(self._layer, portable)
 
     def __reduce__(self) -> Any:
         raise make_pickling_error("a converted model")
@@ -229,7 +231,7 @@ def explain_missing_compiler() -> str:
     return ""
 
 
-class CompiledModule(nn.Module):
+class CompiledModule(StandIn):
     """The portable form of a model, run through `torch.compile`; needs a C++ compiler.
 
     Weights are frozen, which the compiler requires to fuse pairs into integer kernels.

@@ -42,6 +42,7 @@ from neural_mp.adaptors.pytorch.graph.dynamic_shapes import (
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
 from neural_mp.adaptors.pytorch.graph.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.graph.recurrent import free_lengths
+from neural_mp.adaptors.pytorch.graph.stand_ins import is_transposed_dense
 from neural_mp.adaptors.pytorch.graph.tracing import TRACING
 from neural_mp.adaptors.pytorch.versions import (
     allow_tensor_attributes,
@@ -197,12 +198,6 @@ def guess_example_call(module: nn.Module) -> CallArgs:
         f"({', '.join(inspect.signature(module.forward).parameters)}) could be inferred; set "
         f"calib_dataloader or eval_dataloader, or set inputs to example tensors"
     )
-
-
-def is_transposed_dense(module: nn.Module) -> bool:
-    """Whether a module is a `Conv1D` of transformers: dense, with the weight [inputs, outputs]."""
-    kind = type(module)
-    return f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
 def convert_to_linear(transposed: nn.Module) -> nn.Linear:

@@ -18,7 +18,7 @@ import logging
 import operator
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, copy_tenso
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, list_flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
+from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn, is_transposed_dense
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 from neural_mp.util.text import format_count
@@ -75,7 +76,7 @@ class _Visited(Interpreter):
         return self.visit(n, partial(super().run_node, n))
 
 
-class _Interpreted(nn.Module):
+class _Interpreted(StandIn):
     """A graph called like the module it was captured from, but run by an interpreter."""
 
     def __init__(self, interpreter: Interpreter) -> None:
@@ -310,10 +311,11 @@ class _ModuleCapturer:
 def capture_layers(shell: nn.Module, call: CallArgs) -> CapturedParts:
     """Capture the dense layers and embeddings of a private copy of a model.
 
-    Layers that do not run in this call are left unchanged.
+    Layers that do not run in this call are left unchanged, and so are layers whose replacement the
+    model's own code refuses.
 
     Raises:
-        CaptureError: if no layer runs.
+        CaptureError: if no layer runs, or all are refused.
         DataError: if the module does not run on these inputs.
     """
     watched = watch_calls(shell, call, lambda part: _as_dense_or_embedding(part) is not None)
@@ -335,18 +337,60 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> CapturedParts:
             f"{type(shell).__name__} must run a dense layer or an embedding on the inputs, found "
             f"none; set capture = 'whole' or 'modules'"
         )
-    return CapturedParts(captured)
+    refused = _find_refused_layers(shell, call, captured)
+    if not refused:
+        return CapturedParts(captured)
+    accepted = {path: part for path, part in captured.items() if path not in refused}
+    named = ", ".join(sorted({path.rpartition(".")[2] for path in refused}))
+    if not accepted:
+        raise CaptureError(
+            f"{type(shell).__name__} must accept other modules in place of its dense layers and "
+            f"embeddings, but its code refuses them ({named}); set capture = 'whole' or 'modules'"
+        )
+    left = (
+        f"{format_count(len(refused), 'layer')} ({named}) stayed as in the model, whose code "
+        f"refuses other modules in their place"
+    )
+    return CapturedParts(accepted, (left,))
+
+
+def _find_refused_layers(
+    shell: nn.Module, call: CallArgs, captured: Mapping[str, tuple[GraphModule, CallArgs]]
+) -> set[str]:
+    """Return the paths of layers whose graphs the model's code does not run with.
+
+    Layers of one name, as in all blocks of a decoder, are tried together.
+    """
+
+    def runs_with_graphs(paths: Iterable[str]) -> bool:
+        stand_ins = {
+            path: _Interpreted(Interpreter(captured[path][0])).stand_for(
+                shell.get_submodule(path), None
+            )
+            for path in paths
+        }
+        try:
+            run_once(assemble_module(shell, stand_ins), call)
+        except NeuralMPError:
+            logger.debug("the model refuses graphs of %s", list(stand_ins), exc_info=True)
+            return False
+        return True
+
+    if runs_with_graphs(captured):
+        return set()
+    named: dict[str, list[str]] = defaultdict(list)
+    for path in captured:
+        named[path.rpartition(".")[2]].append(path)
+    refused = {path for paths in named.values() if not runs_with_graphs(paths) for path in paths}
+    accepted = [path for path in captured if path not in refused]
+    return refused if accepted and runs_with_graphs(accepted) else set(captured)
 
 
 def _as_dense_or_embedding(module: nn.Module) -> nn.Module | None:
     kind = type(module)
     if kind is nn.Linear or (kind is nn.Embedding and module.max_norm is None):
         return module
-    return (
-        graph_capture.convert_to_linear(module)
-        if graph_capture.is_transposed_dense(module)
-        else None
-    )
+    return graph_capture.convert_to_linear(module) if is_transposed_dense(module) else None
 
 
 def _describe_layer_form(layer: nn.Module, call: CallArgs) -> Hashable:

@@ -22,6 +22,7 @@ from neural_mp.adaptors.pytorch.decoders.decoder_blocks import (
     record_block_calls,
 )
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
+from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn
 from neural_mp.util.pytree import Array
 
 #: Samples of a step, at least; batches are not divided.
@@ -30,7 +31,7 @@ _SAMPLES_PER_STEP = 8
 _STEPS_PER_TRIAL, _BATCHES_TRIED = 20, 16
 
 
-class _RoundedLayer(nn.Module):
+class _RoundedLayer(StandIn):
     """A dense layer with a float weight [outputs, inputs] that is no parameter of the model."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -99,12 +100,11 @@ class _Student:
     @classmethod
     def copy_block(cls, module: nn.Module, block: Block, weights: Mapping[str, Any]) -> _Student:
         """Return the copy with copies of some weights, by op."""
-        layers = {
-            op: _RoundedLayer(
-                torch.from_numpy(weight.copy()), module.get_submodule(block.layers[op]).bias
-            )
-            for op, weight in weights.items()
-        }
+        layers = {}
+        for op, weight in weights.items():
+            layer: Any = module.get_submodule(block.layers[op])
+            rounded = _RoundedLayer(torch.from_numpy(weight.copy()), layer.bias)
+            layers[op] = rounded.stand_for(layer, None)
         return cls(assemble_module(module, {block.layers[op]: layers[op] for op in layers}), layers)
 
     def set_weights(self, weights: Mapping[str, GroupedWeight]) -> None:

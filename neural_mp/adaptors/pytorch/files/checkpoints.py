@@ -31,6 +31,7 @@ from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
+from neural_mp.adaptors.pytorch.graph.stand_ins import read_layer_values
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.io.readers import read_json
 from neural_mp.util.pytree import convert_to_numpy
@@ -70,7 +71,8 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
             integer[path] = _make_integer_layer(path, part, weight, form)
             del state[f"{path}.weight"]
         elif weight is not None:
-            state[f"{path}.weight"] = _dequantize_weight(path, part, weight, shell)
+            layer = shell.get_submodule(path)
+            state[f"{path}.weight"] = read_layer_values(layer, part.portable, "weight")
     if not integer:
         raise ConversionError(
             f"a checkpoint of {form} requires a dense layer with an integer weight, found none; "
@@ -144,16 +146,6 @@ def _make_integer_layer(
         )
     zeros = stored.zero_points
     return IntegerLayer(codes, scales, zeros, bits, bool((zeros == middle_code(bits)).all()))
-
-
-def _dequantize_weight(path: str, part: Part, weight: Node, shell: nn.Module) -> torch.Tensor:
-    """Return the weight of a layer that the format cannot hold, in the shape of the module."""
-    restore: Any = weight.target
-    values: list[Any] = _read_weight_constants(part, weight)
-    result: torch.Tensor = restore(*values, *weight.args[len(values) :])
-    own: Any = shell.get_submodule(path)
-    result = result if result.shape == own.weight.shape else result.t()
-    return result.to(own.weight.dtype)
 
 
 #: Weights per word of a checkpoint, at most.

@@ -19,6 +19,7 @@ from neural_mp.adaptors.pytorch.graph import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, CallSignature
 from neural_mp.adaptors.pytorch.graph.graph_edit import OP_NAME, get_attribute
 from neural_mp.adaptors.pytorch.graph.module_state import ModuleState
+from neural_mp.adaptors.pytorch.graph.stand_ins import GraphStandIn, StandIn
 
 T = TypeVar("T")
 
@@ -103,7 +104,9 @@ class TorchModel:
     @cached_property
     def module(self) -> nn.Module:
         """The module that runs: the graph, or the user's code with graphs of its modules."""
-        return self.assemble_parts(lambda part: part.runnable, self.converted_parts)
+        if self.shell is None:
+            return self.runnable_graph
+        return self.assemble_parts(lambda part: GraphStandIn(part.runnable), self.converted_parts)
 
     def cached_result(self, make: Callable[[TorchModel], T]) -> T:
         """Return `make(self)`, cached for later calls."""
@@ -140,9 +143,17 @@ class TorchModel:
     def assemble_parts(
         self, make: Callable[[Part], nn.Module], parts: Mapping[str, Part] | None = None
     ) -> nn.Module:
-        """Assemble the model from `make` of every part, or of some parts."""
+        """Assemble the model from `make` of every part, or of some parts.
+
+        Parts of the user's code that are `StandIn`s have the attributes of the layers they replace.
+        """
         parts = self.parts if parts is None else parts
-        return assemble_module(self.shell, {path: make(part) for path, part in parts.items()})
+        made = {path: make(part) for path, part in parts.items()}
+        for path, module in made.items() if self.shell is not None else ():
+            if isinstance(module, StandIn) and self.shell is not None:
+                graph = parts[path].portable if parts[path].is_converted else None
+                module.stand_for(self.shell.get_submodule(path), graph)
+        return assemble_module(self.shell, made)
 
 
 def assemble_module(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:

@@ -33,6 +33,7 @@ from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, input_
 from neural_mp.adaptors.pytorch.graph.graph_edit import copy_graph_shallowly, get_attribute
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.module_state import ModuleState, preserve_module_state
+from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn
 from neural_mp.adaptors.pytorch.kernels.batch_parts import BatchParts, keep_freed_memory
 from neural_mp.adaptors.pytorch.kernels.programs import call_programs
 from neural_mp.errors import ConversionError
@@ -297,7 +298,7 @@ class DirectCalls:
         )
 
 
-class _DirectPart(nn.Module):
+class _DirectPart(StandIn):
     """A graph within the user's code; see `DirectGraph`."""
 
     def __init__(self, graph: GraphModule, portable: GraphModule) -> None:
