@@ -43,6 +43,8 @@ class TextDataset:
     Windows start every `stride` tokens; tokens that an earlier window covered have the label -100,
     so that each token counts once, with at least `length - stride` tokens of context from the
     second window on. Windows of equal length: the rest of a text shorter than a window is left out.
+    Tokens that the tokenizer adds before a text, such as `<bos>`, begin every window and do not
+    count.
 
     Attributes:
         path: `.txt` (one text), `.jsonl` (a text or a conversation per line, under `key`) or `.npy`
@@ -50,7 +52,7 @@ class TextDataset:
             by the chat template of the tokenizer's folder.
         tokenizer: folder with `tokenizer.json`, or the file; not for `.npy`.
         length: tokens per window.
-        stride: tokens from one window to the next; default: `length`, without overlap.
+        stride: tokens of the text from one window to the next; default: without overlap.
         key: key of the text in `.jsonl` files.
         max_windows: windows to keep, the first ones; default: all.
 
@@ -67,6 +69,8 @@ class TextDataset:
     key: str = "text"
     max_windows: int | None = None
     _windows: np.ndarray = field(init=False, repr=False)
+    #: Tokens that begin every window and are none of the text.
+    _first: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         length = check_whole_number("text: length", self.length, minimum=2)
@@ -77,14 +81,21 @@ class TextDataset:
                 f"windows would be skipped"
             )
         path = check_existing_file("text: path", self.path)
-        tokens = self._read_tokens(path)
+        tokens, first = self._read_tokens(path)
         if not len(tokens):
             raise DataError(
                 f"the text {str(path)!r} must have tokens, got "
                 f"{'none for its characters' if path.stat().st_size else 'an empty file'}; use "
                 f"another text"
             )
-        starts = range(0, len(tokens) - length + 1, stride)
+        if len(first) >= length:
+            raise ConfigurationError(
+                f"text: length must exceed the {len(first)} tokens that the tokenizer adds before "
+                f"a text, got {length}; set length"
+            )
+        covered = length - len(first)
+        stride = min(stride, covered)
+        starts = range(0, len(tokens) - covered + 1, stride)
         if self.max_windows is not None:
             starts = starts[: check_whole_number("text: max_windows", self.max_windows, minimum=1)]
         if not starts:
@@ -92,14 +103,17 @@ class TextDataset:
                 f"the text {str(self.path)!r} must have at least one window of {length} tokens, "
                 f"got {len(tokens)} tokens; use a longer text or set length"
             )
-        windows = np.stack([tokens[start : start + length] for start in starts])
-        object.__setattr__(self, "_windows", windows)
+        parts = [np.append(first, tokens[start : start + covered]) for start in starts]
+        object.__setattr__(self, "_windows", np.stack(parts))
+        object.__setattr__(self, "_first", len(first))
         object.__setattr__(self, "stride", stride)
 
-    def _read_tokens(self, path: Path) -> np.ndarray:
+    def _read_tokens(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of all texts, and those that the tokenizer adds before a text."""
+        first = np.zeros(0, np.int64)
         if path.suffix == ".npy":
             with iterate_plain_arrays(path) as stored:
-                return _check_token_ids(stored, path)
+                return _check_token_ids(stored, path), first
         if path.suffix not in _SUFFIXES:
             raise ConfigurationError(
                 f"text: path must end in {', '.join(_SUFFIXES)}, got {str(path)!r}"
@@ -114,12 +128,15 @@ class TextDataset:
         for text in self._read_texts(path):
             written = text if isinstance(text, str) else chat.apply_template(text)
             with convert_tokenizer_errors(folder):
+                first = _find_first_tokens(tokenizer)
                 # A chat template writes the special tokens itself.
                 encoding = tokenizer.encode(written, add_special_tokens=written is text)
                 ids.append(np.array(encoding.ids, np.int64))
         tokens = np.concatenate(ids) if ids else np.zeros(0, np.int64)
         check_vocabulary(tokens, folder)
-        return tokens
+        # The first window begins with them anyway.
+        begins = len(first) and np.array_equal(tokens[: len(first)], first)
+        return tokens[len(first) :] if begins else tokens, first
 
     def _read_texts(self, path: Path) -> Iterator[str | list[dict[str, Any]]]:
         """Yield texts, and conversations as lists of messages."""
@@ -141,9 +158,19 @@ class TextDataset:
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         window = self._windows[index]
         labels = window.copy()
+        labels[: self._first] = IGNORED_LABEL
         if index and self.stride is not None:
             labels[: len(window) - self.stride] = IGNORED_LABEL
         return {"input_ids": window}, labels
+
+
+def _find_first_tokens(tokenizer: Any) -> np.ndarray:
+    """Return the tokens that a tokenizer adds before every text."""
+    encoding = tokenizer.encode("a")
+    added: list[int] = encoding.special_tokens_mask
+    # Without a token of the text, tokens before and behind look alike.
+    count = added.index(0) if 0 in added else 0
+    return np.array(encoding.ids[:count], np.int64)
 
 
 def _is_conversation(value: object) -> bool:
@@ -228,7 +255,11 @@ def read_tokenizer(path: Path) -> Any:
             f"save_pretrained, or give token ids in an .npy file"
         )
     with convert_tokenizer_errors(file):
-        return tokenizers.Tokenizer.from_file(str(file))
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    # Those of an earlier call, which save_pretrained stores.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 @contextmanager

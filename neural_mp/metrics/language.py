@@ -20,12 +20,15 @@ from neural_mp.metrics.base import METRICS, RunningMean, nothing_taken_in
 from neural_mp.metrics.predictions import log_softmax, map_named_outputs
 from neural_mp.util.labels import IGNORED_LABEL
 from neural_mp.util.pytree import convert_to_numpy
+from neural_mp.util.token_masks import TokenMasks
 
 _LOGITS = "logits"
 
 
 class _MeanOfTexts(RunningMean):
     """A mean over all tokens that also keeps the sum of every text."""
+
+    takes_mask: ClassVar[bool] = True
 
     def reset(self) -> None:
         """Discard all values."""
@@ -77,8 +80,15 @@ class Perplexity(_MeanOfTexts):
         self.shift = true_or_false("perplexity: shift", shift)
         super().__init__()
 
-    def update(self, preds: object, labels: object) -> None:
-        """Add the tokens of one batch."""
+    def update(self, preds: object, labels: object, mask: TokenMasks | None = None) -> None:
+        """Add the tokens of one batch.
+
+        Args:
+            preds: the logits.
+            labels: the token ids.
+            mask: the tokens that count, beside the labels; a token whose prediction reads padding
+                alone does not count either.
+        """
         logits, tokens = _select_logits(preds), convert_to_numpy(labels)
         aligned = logits.ndim == 3 and tokens.shape == logits.shape[:2]
         if not (aligned and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
@@ -87,9 +97,10 @@ class Perplexity(_MeanOfTexts):
                 f"{logits.dtype} of {logits.shape}, and token ids of shape (texts, tokens), got "
                 f"{tokens.dtype} of {tokens.shape}"
             )
+        real = _counted_positions(logits, mask)
         if self.shift:
-            logits, tokens = logits[:, :-1], tokens[:, 1:]
-        counted = tokens != IGNORED_LABEL
+            logits, tokens, real = logits[:, :-1], tokens[:, 1:], real[:, :-1] & real[:, 1:]
+        counted = (tokens != IGNORED_LABEL) & real
         self.take_in_texts(
             _compute_token_losses(logits[counted], tokens[counted]), counted.sum(axis=1)
         )
@@ -117,8 +128,14 @@ class KLDivergence(_MeanOfTexts):
     best_value: ClassVar[float | None] = 0.0
     compare_label: ClassVar[bool] = False
 
-    def update(self, preds: object, labels: object) -> None:
-        """Add the tokens of one batch; `labels` are the predictions of the FP32 model."""
+    def update(self, preds: object, labels: object, mask: TokenMasks | None = None) -> None:
+        """Add the tokens of one batch.
+
+        Args:
+            preds: the logits.
+            labels: the logits of the FP32 model.
+            mask: the tokens that count.
+        """
         values, truth = _select_logits(preds), _select_logits(labels)
         aligned = values.shape == truth.shape and values.ndim == 3
         if not (aligned and values.dtype.kind == truth.dtype.kind == "f"):
@@ -127,9 +144,12 @@ class KLDivergence(_MeanOfTexts):
                 f"words), got {values.dtype} of {values.shape}, and {truth.dtype} of {truth.shape} "
                 f"of the FP32 model"
             )
-        log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, values))
-        values = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-        self.take_in_texts(values.reshape(-1), np.full(len(values), values.shape[1]))
+        counted = _counted_positions(values, mask)
+        log_p, log_q = (
+            log_softmax(logits[counted].astype(np.float64)) for logits in (truth, values)
+        )
+        losses = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+        self.take_in_texts(losses, counted.sum(axis=1))
 
 
 @METRICS.register("multiple_choice")
@@ -205,6 +225,12 @@ class MultipleChoice:
         # Of equal scores the first counts, as in lm-evaluation-harness.
         best = (max(answers, key=lambda answer: answer[0]) for answers in self._answers.values())
         return sum(is_right for _, is_right in best) / len(self._answers)
+
+
+def _counted_positions(logits: np.ndarray, mask: TokenMasks | None) -> np.ndarray:
+    """Return which positions of logits [texts, tokens, words] count."""
+    counted = None if mask is None else mask.find_mask(logits.shape)
+    return np.ones(logits.shape[:2], bool) if counted is None else counted
 
 
 def _label_arrays(labels: object) -> list[np.ndarray]:

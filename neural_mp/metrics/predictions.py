@@ -184,8 +184,13 @@ class OfOutput:
         """Discard all batches."""
         self.__wrapped__.reset()
 
-    def update(self, preds: Any, labels: Any) -> None:
-        """Add one batch.
+    @property
+    def takes_mask(self) -> bool:
+        """Whether `update` takes the mask of the tokens that count."""
+        return getattr(self.__wrapped__, "takes_mask", False) is True
+
+    def update(self, preds: Any, labels: Any, **options: Any) -> None:
+        """Add one batch; `options` are those of the wrapped metric.
 
         Raises:
             MetricError: there is no such output.
@@ -197,7 +202,7 @@ class OfOutput:
             truth = choose_output(labels, self.label, "labels")
         else:
             truth = choose_output_labels(labels, preds, self.output)
-        self.__wrapped__.update(prediction, truth)
+        self.__wrapped__.update(prediction, truth, **options)
 
     def result(self) -> Any:
         """Return the value over all batches.

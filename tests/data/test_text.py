@@ -182,3 +182,34 @@ def test_the_context_of_a_model_is_read_from_its_configuration(folder):
     assert read_context_length(folder) is None
     (folder / "config.json").write_text(json.dumps({"n_positions": 64}))
     assert read_context_length(folder) == 64
+
+
+def test_truncation_and_padding_of_an_earlier_call_are_not_applied(folder):
+    (folder / "a.txt").write_text(" ".join(WORDS * 5))
+    file = folder / "model" / "tokenizer.json"
+    plain = _text(folder, path=str(folder / "a.txt"), length=10)
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.enable_truncation(max_length=30)
+    tokenizer.enable_padding(length=300, pad_id=7, pad_token="w7")
+    tokenizer.save(str(file))
+    again = _text(folder, path=str(folder / "a.txt"), length=10)
+    assert len(again) == len(plain) == 10
+    for (one, _), (other, _) in zip(plain, again, strict=True):
+        assert (one["input_ids"] == other["input_ids"]).all()
+
+
+def test_tokens_before_a_text_begin_every_window_and_do_not_count(folder):
+    file = folder / "model" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.post_processor = TemplateProcessing(single="w0 $A", special_tokens=[("w0", 0)])
+    tokenizer.save(str(file))
+    (folder / "a.txt").write_text(" ".join(WORDS[1:]))
+    windows = _text(folder, path=str(folder / "a.txt"), length=7)
+    assert [sample["input_ids"].tolist() for sample, _ in windows] == [
+        [0, *range(start, start + 6)] for start in (1, 7, 13)
+    ]
+    overlapping = _text(folder, path=str(folder / "a.txt"), length=7, stride=3)
+    assert all(labels[0] == -100 for _, labels in (*windows, *overlapping))
+    for samples in (windows, overlapping):
+        counted = [label for _, labels in samples for label in labels if label != -100]
+        assert counted == list(range(1, 19))

@@ -7,8 +7,13 @@ import pytest
 import torch
 from scipy.special import rel_entr, softmax
 
+from neural_mp.core.criterion import Deadline
 from neural_mp.errors import MetricError
 from neural_mp.metrics import KLDivergence, Perplexity, build_metric
+from neural_mp.metrics.predictions import OfOutput
+from neural_mp.tuning.evaluation.batches import Batches
+from neural_mp.tuning.evaluation.evaluator import Evaluator
+from neural_mp.util.token_masks import TokenMasks, find_token_masks
 
 GENERATOR = np.random.default_rng(0)
 LOGITS = GENERATOR.normal(size=(4, 7, 11)).astype(np.float32)
@@ -90,3 +95,60 @@ def test_the_divergence_is_that_of_scipy_and_needs_no_labels():
     metric.reset()
     metric.update(LOGITS, LOGITS)
     assert metric.result() == 0
+
+
+def _masked() -> tuple[TokenMasks, np.ndarray]:
+    """Two texts with padding before, and one behind."""
+    counted = np.ones((4, 7), int)
+    counted[0, :3], counted[1, :1], counted[2, 5:] = 0, 0, 0
+    inputs = {"input_ids": TOKENS, "attention_mask": torch.from_numpy(counted)}
+    return find_token_masks(inputs), counted.astype(bool)
+
+
+def test_the_perplexity_is_that_of_the_texts_without_their_padding():
+    mask, counted = _masked()
+    metric = Perplexity()
+    metric.update(LOGITS, TOKENS, mask=mask)
+    losses = [
+        torch.nn.functional.cross_entropy(
+            torch.from_numpy(logits[real][:-1]),
+            torch.from_numpy(tokens[real][1:]),
+            reduction="none",
+        )
+        for logits, tokens, real in zip(LOGITS, TOKENS, counted, strict=True)
+    ]
+    assert metric.result() == pytest.approx(float(torch.cat(losses).mean().exp()), rel=1e-6)
+
+
+def test_the_divergence_leaves_out_padding():
+    mask, counted = _masked()
+    fp32 = GENERATOR.normal(size=LOGITS.shape).astype(np.float32)
+    metric = KLDivergence()
+    metric.update(LOGITS, fp32, mask=mask)
+    expected = rel_entr(softmax(fp32, axis=-1), softmax(LOGITS, axis=-1)).sum(-1)[counted].mean()
+    assert metric.result() == pytest.approx(expected, rel=1e-5)
+    counts = metric.text_losses()[1]
+    assert list(counts) == counted.sum(axis=1).tolist()
+
+
+def test_an_evaluation_passes_the_mask_of_each_batch():
+    padded = np.concatenate([TOKENS[:, :3], TOKENS], axis=1)
+    mask = np.repeat([[0, 1]], 4, axis=0).repeat([3, 7], axis=1)
+    logits = np.concatenate([LOGITS[:, :3], LOGITS], axis=1)
+    batch = {"input_ids": padded, "attention_mask": mask}, padded
+    plain = {"input_ids": TOKENS}, TOKENS
+    for pair, outputs in ((batch, logits), (plain, LOGITS)):
+        for metric in (Perplexity(), OfOutput(Perplexity(), output="logits")):
+            evaluator = Evaluator(Batches([pair], "eval_dataloader"), [(metric, 1.0)])
+            result = evaluator(lambda _, outputs=outputs: {"logits": outputs}, Deadline())
+            assert result == pytest.approx(_reference(LOGITS, TOKENS), rel=1e-6)
+
+
+def test_masks_of_an_encoder_and_a_decoder_of_one_length_are_not_confused():
+    ids, mask = np.zeros((2, 5), int), np.repeat([[0, 1, 1, 1, 1]], 2, axis=0)
+    both = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids}
+    assert not find_token_masks(both).by_shape
+    both["decoder_input_ids"] = ids[:, :4]
+    assert set(find_token_masks(both).by_shape) == {(2, 5)}
+    both |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    assert set(find_token_masks(both).by_shape) == {(2, 5)}

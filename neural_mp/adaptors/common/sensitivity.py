@@ -50,6 +50,7 @@ from neural_mp.core.enums import KernelInputs
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array, batch_size_of, sample_of
+from neural_mp.util.token_masks import TokenMasks, find_token_masks
 
 M = TypeVar("M")
 
@@ -124,13 +125,24 @@ def _score_changes(
     """
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     predictions, random = 0, np.random.default_rng(0)
+    masks = TokenMasks({})
 
     def count_and_draw(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
         nonlocal predictions
-        predictions += sum(y.size // y.shape[-1] for y in outputs) if are_logits else 1
-        return draw_direction(outputs, are_logits, random)
+        directions = draw_direction(outputs, are_logits, random)
+        if not are_logits:
+            predictions += 1
+            return directions
+        for direction in directions:
+            counted = masks.find_mask(direction.shape)
+            if counted is not None:
+                direction[~counted] = 0
+            rows = direction.size // direction.shape[-1]
+            predictions += rows if counted is None else int(counted.sum())
+        return directions
 
     for sample in samples:
+        masks = find_token_masks(sample)
         entries = gradients.weight_gradients(model, sample, list(changes), count_and_draw)
         for op, gradient in entries.items():
             for text, change in changes[op].items():

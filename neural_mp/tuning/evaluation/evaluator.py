@@ -7,7 +7,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -29,6 +29,7 @@ from neural_mp.tuning.evaluation.pass_contents import PassContents
 from neural_mp.util.fingerprint import DigestingIterator, object_fingerprint
 from neural_mp.util.pytree import batch_size_of
 from neural_mp.util.system.memory import MemoryGuard
+from neural_mp.util.token_masks import find_token_masks
 from neural_mp.util.user_calls import UserCodeError, call_user
 
 logger = logging.getLogger(__name__)
@@ -242,7 +243,10 @@ class Evaluator:
             if model is reference:
                 batch.check_values(is_first=number == 1)
             for metric, name, judged in self._batch_per_metric(batch, inputs, reference):
-                judged.update_metric(metric.update, name)
+                update: Callable[..., Any] = metric.update
+                if getattr(metric, "takes_mask", False) is True:
+                    update = partial(update, mask=find_token_masks(inputs))
+                judged.update_metric(update, name)
             self.on_batch()
             deadline.raise_if_passed()
             memory.check_memory(number)

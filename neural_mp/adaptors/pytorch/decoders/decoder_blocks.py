@@ -16,10 +16,12 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.sensitivity import MomentSums
 from neural_mp.adaptors.common.weights.grouped_weight import GroupedWeight, InputMoments
 from neural_mp.adaptors.pytorch.capture.module_capture import run_call, visit_nodes
+from neural_mp.adaptors.pytorch.decoders.experts import ROUTED_TOKENS
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph.model import TorchModel
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import LINEAR
 from neural_mp.util.system.memory import FREED, MAX_RESULTS
+from neural_mp.util.token_masks import TokenMasks, find_token_masks
 
 #: Name of the first argument of a block in `transformers`.
 _STATES = "hidden_states"
@@ -40,10 +42,17 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockCall:
-    """A call of a block without its hidden states: further arguments by position and by name."""
+    """A call of a block without its hidden states.
+
+    Attributes:
+        args: further arguments by position.
+        kwargs: arguments by name.
+        masks: the tokens of the batch that count.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    masks: TokenMasks
 
     def run_block(self, block: nn.Module, states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states that a block returns."""
@@ -111,6 +120,7 @@ def record_block_calls(
     try:
         for inputs in batches:
             recorder.shared.clear()
+            recorder.masks = find_token_masks(inputs)
             run_call(model, model.shell, model.call(inputs))
     finally:
         for hook in hooks:
@@ -131,6 +141,7 @@ class _Recorder:
         self.states: list[torch.Tensor] = []
         self.calls: list[list[BlockCall]] = [[] for _ in range(blocks)]
         self.is_chain = True
+        self.masks = TokenMasks({})
         self._last: torch.Tensor | None = None
         self.shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -168,7 +179,7 @@ class _Recorder:
         shared = [
             self._share_equal_tensor(new, old) for new, old in zip(leaves, first, strict=True)
         ]
-        return BlockCall(*pytree.tree_unflatten(shared, structure))
+        return BlockCall(*pytree.tree_unflatten(shared, structure), masks=self.masks)
 
     def _share_equal_tensor(self, new: object, old: Any) -> object:
         if not isinstance(new, torch.Tensor):
@@ -195,6 +206,20 @@ def _get_hidden_states(result: object) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
+def select_counted_rows(values: torch.Tensor, masks: TokenMasks) -> torch.Tensor:
+    """Return the rows of hidden states [..., inputs] whose tokens count.
+
+    Other tensors, e.g. of images, are returned unchanged.
+    """
+    routed = ROUTED_TOKENS.get()
+    if routed is not None:
+        flat = [mask.reshape(-1) for mask in masks.by_shape.values()]
+        fits = len(flat) == 1 and len(values) == len(routed)
+        return values[torch.from_numpy(flat[0])[routed]] if fits else values
+    mask = masks.find_mask(tuple(values.shape))
+    return values if mask is None else values[torch.from_numpy(mask)]
+
+
 def collect_input_moments(
     model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, InputMoments]:
@@ -205,11 +230,12 @@ def collect_input_moments(
             if name in ops and node.target is LINEAR:
                 readers[node.args[0]].append(name)
     sums: dict[Node, MomentSums] = {}
+    masks = TokenMasks({})
 
     def add_moments(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
         if node in readers:
-            rows = result.detach().float().numpy()
+            rows = select_counted_rows(result.detach(), masks).float().numpy()
             if node not in sums:
                 sums[node] = MomentSums.of_size(rows.shape[-1])
             sums[node].add_inputs(rows)
@@ -217,6 +243,7 @@ def collect_input_moments(
 
     run = visit_nodes(model, add_moments, portable=True)
     for inputs in batches:
+        masks = find_token_masks(inputs)
         run(model.call(inputs))
     means = {node: statistics.finish_moments() for node, statistics in sums.items()}
     return {name: statistics for node, statistics in means.items() for name in readers[node]}
@@ -265,6 +292,7 @@ def moments_of_layers(
     inputs: dict[str, torch.Tensor] = {}
     sums: dict[str, MomentSums] = {}
     alike: dict[str, str] = {}
+    masks = TokenMasks({})
 
     def add_moments(op: str, _: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         tensor = args[0]
@@ -273,7 +301,7 @@ def moments_of_layers(
         FREED.note_freed_bytes(MAX_RESULTS * tensor.nbytes)
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
-            rows = tensor.detach().float().numpy()
+            rows = select_counted_rows(tensor.detach(), masks).float().numpy()
             if op not in sums:
                 sums[op] = MomentSums.of_size(rows.shape[-1])
             sums[op].add_inputs(rows)
@@ -285,6 +313,7 @@ def moments_of_layers(
     try:
         for state, call in zip(states, calls, strict=True) if ops else ():
             inputs.clear()
+            masks = call.masks
             with torch.no_grad():
                 call.run_block(module, state)
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ _PROPERTIES = {
     "is_concatenated": True,
 }
 _DEFAULT_GATE = "_default_apply_gate"
+#: The tokens that an expert is called with, among all of the batch; None outside of such calls.
+ROUTED_TOKENS: ContextVar[torch.Tensor | None] = ContextVar("routed_tokens", default=None)
 
 
 class _Expert(nn.Module):
@@ -64,8 +67,10 @@ class SplitExperts(nn.Module):
             tokens = torch.arange(len(routed)) if self.runs_all else routed.nonzero()[:, 0]
             if not len(tokens):
                 continue
+            ROUTED_TOKENS.set(tokens)
             gate, up = expert.gate_up_proj(hidden_states[tokens]).chunk(2, dim=-1)
             output = expert.down_proj(self.act_fn(gate) * up) * shares[tokens, None]
+            ROUTED_TOKENS.set(None)
             result.index_add_(0, tokens, output.to(result.dtype))
         return result
 

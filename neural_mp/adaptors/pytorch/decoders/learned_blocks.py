@@ -20,6 +20,7 @@ from neural_mp.adaptors.pytorch.decoders.decoder_blocks import (
     find_decoder_blocks,
     moments_of_layers,
     record_block_calls,
+    select_counted_rows,
 )
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn
@@ -152,9 +153,7 @@ class _Student:
         """Return op → gradient of the error on some batches, for the layers that ran."""
         weights = [layer.weight.requires_grad_() for layer in self.layers.values()]
         losses = (
-            F.mse_loss(
-                calls[index].run_block(self.module, inputs[index]).float(), targets[index].float()
-            )
+            self._compute_residual(calls[index], inputs[index], targets[index]).square().mean()
             for index in chosen
         )
         gradients = torch.autograd.grad(sum(losses, torch.zeros(())), weights, allow_unused=True)
@@ -171,13 +170,18 @@ class _Student:
         calls: Sequence[BlockCall],
     ) -> float:
         with torch.no_grad():
-            results = (
-                (calls[index].run_block(self.module, inputs[index]), index) for index in indices
+            residuals = (
+                self._compute_residual(calls[index], inputs[index], targets[index])
+                for index in indices
             )
-            return sum(
-                float((result.float() - targets[index].float()).square().sum())
-                for result, index in results
-            )
+            return sum(float(residual.square().sum()) for residual in residuals)
+
+    def _compute_residual(
+        self, call: BlockCall, states: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """Return result minus target, for the tokens that count."""
+        residual = call.run_block(self.module, states).float() - target.float()
+        return select_counted_rows(residual, call.masks)
 
 
 def _batches_of_steps(
