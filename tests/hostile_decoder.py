@@ -81,8 +81,8 @@ def windows() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def trained() -> Decoder:
-    """Return the decoder after some hundred steps, with the same function but outliers."""
+def trained(has_outliers: bool = True) -> Decoder:
+    """Return the decoder after some hundred steps, with the same function but outliers if asked."""
     torch.manual_seed(0)
     net, (rows, _) = Decoder(), windows()
     steps = torch.optim.AdamW(net.parameters(), 3e-3)
@@ -99,7 +99,7 @@ def trained() -> Decoder:
                 (block.before, (block.q, block.k, block.v)),
                 (block.between, (block.gate, block.up)),
             ):
-                for factor in _OUTLIERS:
+                for factor in _OUTLIERS if has_outliers else ():
                     channel = int(random.integers(WIDTH))
                     norm.weight[channel] *= factor
                     for reader in readers:

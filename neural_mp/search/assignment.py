@@ -266,6 +266,11 @@ class Knapsack:
         steps = (Step(op, *pair) for op, points in hulls.items() for pair in pairwise(points))
         return cls(start, tuple(sorted(steps, key=lambda step: step.slope, reverse=True)))
 
+    @property
+    def highest_cost(self) -> float:
+        """The cost of the largest form of every op."""
+        return self.start.cost + sum(step.added_cost for step in self.steps)
+
     def find_cheapest_filling(self, noise: float) -> Filling:
         """Return a filling with at most this noise, of the least cost that greedy searches find.
 

@@ -37,11 +37,11 @@ class BitAllocation(Strategy):
        is a knapsack: each step replaces one form by a larger one, the steps with the largest
        reduction of noise per cost first.
     3. The cheapest plan is tried, or the cheapest one with a divergence within the tolerance, if
-       that of the cheapest is out of proportion. Its loss and noise predict the losses of all
-       others; the cheapest plan predicted within the tolerance is tried, and the prediction
-       corrected by each trial: at most four, or eight until a plan met the target. From the second
-       trial on, the loss is taken as a power of the noise: a bound of the loss over other data
-       falls more slowly than the loss.
+       that of the cheapest is out of proportion and most weights can be stored in fewer bits. Its
+       loss and noise predict the losses of all others; the cheapest plan predicted within the
+       tolerance is tried, and the prediction corrected by each trial: at most four, or eight until
+       a plan met the target. From the second trial on, the loss is taken as a power of the noise: a
+       bound of the loss over other data falls more slowly than the loss.
 
     With a workload, time is the mean time per token from the times of every form at the numbers of
     rows in use, and layers in dynamic INT8 take part. A form that BF16 beats at each is left out.
@@ -65,13 +65,7 @@ def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
     missed: Filling | None = None
     met: Filling | None = None
     tolerance = problem.tolerance
-    # The cheapest plan comes first, unless its divergence leaves no hope: the loss of perplexity,
-    # as a fraction, is about the divergence; other losses are of its order.
-    point: Filling | None = (
-        knapsack.start
-        if not tolerance or knapsack.start.noise <= _HOPELESS_RATIO * tolerance
-        else knapsack.find_cheapest_filling(_AIM_RATIO * tolerance)
-    )
+    point: Filling | None = _choose_first_filling(knapsack, tolerance)
     tried: list[tuple[float, float]] = []
     while point is not None and len(tried) < (_TRIALS_AT_MOST if met is None else _TRIALS):
         (trial,) = yield [problem.space.fastest_plan().replacing(point.configs)]
@@ -80,32 +74,47 @@ def _try_noise_budgets(problem: TuningProblem, knapsack: Knapsack) -> Search:
         else:
             missed = point
         tried.append((point.noise, trial.ranking_loss))
-        aim = _predict_next_noise(tried, point is missed, missed, met, tolerance)
+        aim = _predict_next_noise(tried, knapsack.start.noise, missed, met, tolerance)
         candidate = None if aim is None else knapsack.find_cheapest_filling(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
         is_new = candidate is not None and candidate not in (met, missed) and candidate.cost < limit
         point = candidate if is_new else None
 
 
+def _choose_first_filling(knapsack: Knapsack, tolerance: float | None) -> Filling:
+    """Return the cheapest filling, unless its divergence leaves no hope.
+
+    The loss of perplexity, as a fraction, is about the divergence; other losses are of its order.
+    Divergences of other outputs than logits have a scale of their own: a filling that leaves most
+    weights as they are would show nothing of that scale, and the cheapest one shows all of it.
+    """
+    start = knapsack.start
+    if not tolerance or start.noise <= _HOPELESS_RATIO * tolerance:
+        return start
+    expected = knapsack.find_cheapest_filling(_AIM_RATIO * tolerance)
+    return expected if expected.cost <= (start.cost + knapsack.highest_cost) / 2 else start
+
+
 def _predict_next_noise(
     tried: Sequence[tuple[float, float]],
-    has_missed: bool,
+    most: float,
     missed: Filling | None,
     met: Filling | None,
     tolerance: float | None,
 ) -> float | None:
     """Return the noise of the next plan; None without a prediction.
 
-    `tried` holds noise and loss of the plans so far, `missed` and `met` the latest of either kind.
+    `tried` holds noise and loss of the plans so far, `missed` and `met` the latest of either kind;
+    `most` is the noise of the cheapest plan.
     """
     noise, loss = tried[-1]
     if tolerance and 0 < loss < inf and noise > 0:
         aim = noise * (_AIM_RATIO * tolerance / loss) ** (1 / _fit_loss_exponent(tried[-2:]))
-    elif has_missed:
+    elif missed is not None and noise == missed.noise:
         aim = noise / 4
     else:
         # Lossless: without another plan to compare with, more noise is worth a trial.
-        aim = noise * 4 if missed is None else inf
+        aim = max(noise * 4, sqrt(noise * most)) if missed is None else inf
     low, high = (0.0 if met is None else met.noise), (inf if missed is None else missed.noise)
     if met is not None and missed is not None and not low < aim < high:
         # Halve the interval where the prediction leaves it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +48,10 @@ def find_token_masks(inputs: object) -> TokenMasks:
     shape of a tensor does not tell which covers its rows.
     """
     masks: defaultdict[tuple[int, ...], list[NDArray[np.bool_]]] = defaultdict(list)
-    for name, covered in _COVERED.items() if isinstance(inputs, Mapping) else ():
-        mask = inputs.get(name)
-        tokens = next((inputs[key] for key in covered if inputs.get(key) is not None), None)
+    named: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    for name, covered in _COVERED.items():
+        mask = named.get(name)
+        tokens = next((named[key] for key in covered if named.get(key) is not None), None)
         shape = tuple(getattr(mask if mask is not None else tokens, "shape", ()))[:2]
         if len(shape) != 2 or len(getattr(mask, "shape", shape)) != 2:
             continue

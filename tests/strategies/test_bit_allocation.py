@@ -96,6 +96,27 @@ def test_at_most_four_trials_come_close_to_the_best_of_all_plans(tolerance, unit
     assert size <= 1.15 * best
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("tolerance", [1.0, 0.3, 0.05])
+def test_a_noise_of_another_scale_than_the_loss_costs_a_trial_and_no_bits(tolerance, unit):
+    space = _space(6)
+    trials = _run(space, HARM, tolerance * unit, unit)
+    assert len(trials) <= 4
+    size = min(_bytes(space, trial.plan) for trial in trials if trial.met)
+    best = min(
+        _bytes(space, plan)
+        for forms in product(FORMS, repeat=6)
+        if _noise(plan := dict(zip(HARM, forms, strict=True)), HARM) <= tolerance
+    )
+    assert size <= 1.15 * best
+
+
+def test_plans_without_loss_end_in_the_cheapest_one_whatever_the_noise():
+    trials = _run(_space(6), {op: 1e4 * harm for op, harm in HARM.items()}, 0.01, unit=0.0)
+    assert len(trials) <= 2
+    assert set(trials[-1].plan.values()) == {INT4[0]}
+
+
 @pytest.mark.parametrize("power", [0.5, 0.6])
 @pytest.mark.parametrize("fraction", [0.05, 0.07, 0.2])
 def test_losses_that_fall_more_slowly_than_the_noise_take_few_trials(power, fraction):

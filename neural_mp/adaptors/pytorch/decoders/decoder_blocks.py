@@ -179,7 +179,8 @@ class _Recorder:
         shared = [
             self._share_equal_tensor(new, old) for new, old in zip(leaves, first, strict=True)
         ]
-        return BlockCall(*pytree.tree_unflatten(shared, structure), masks=self.masks)
+        position, named = pytree.tree_unflatten(shared, structure)
+        return BlockCall(position, named, self.masks)
 
     def _share_equal_tensor(self, new: object, old: Any) -> object:
         if not isinstance(new, torch.Tensor):
