@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf, log, sqrt
 
 from neural_mp.core.enums import Approach, Objective
@@ -10,6 +11,7 @@ from neural_mp.core.op_timings import FormTimes, OpTimings, Workload, describe_t
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.search.assignment import Filling, Form, Knapsack
 from neural_mp.search.cost_model import CostInputs
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 
@@ -141,17 +143,38 @@ def weights_by_bytes(problem: TuningProblem) -> Knapsack:
     With a workload, a form slower than BF16 at every number of rows in use is no choice.
     """
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
+    noise = problem.probe.weight_noise()
+    shared = find_shared_floats(problem.space, noise)
 
     return _build_cost_knapsack(
         problem,
-        problem.probe.weight_noise(),
-        lambda op, config: problem.space.graph[op].weights * count_weight_bits(config) / 8,
+        noise,
+        lambda op, config: (
+            problem.space.graph[op].weights * _count_added_bits(config, op in shared) / 8
+        ),
         lambda op: (
             [config for config, _ in _no_slower_than_bf16(problem, op, times[op])]
             if op in times
             else problem.space.choices(op)
         ),
     )
+
+
+def find_shared_floats(space: TuningSpace, scored: Collection[str]) -> frozenset[str]:
+    """Return the ops whose weight stays as floats for another op, such as an excluded tied head."""
+    readers: defaultdict[str, set[str]] = defaultdict(set)
+    for op in space.graph:
+        for constant in op.constants:
+            readers[constant].add(op.name)
+    convertible = {op for op in space.tunable_ops if op in scored}
+    return frozenset(
+        op for ops in readers.values() if not ops <= convertible for op in ops & convertible
+    )
+
+
+def _count_added_bits(config: OpConfig, is_shared: bool) -> float:
+    """Return the bits per element that a configuration adds to those stored in any case."""
+    return 0.0 if is_shared and config == FP32 else count_weight_bits(config)
 
 
 def count_weight_bits(config: OpConfig) -> float:
@@ -179,13 +202,15 @@ def _build_knapsack(
         {op.name: op.weights for op in problem.space.graph},
     )
     fractions = figures.op_fractions(problem.space.tunable_ops)
+    shared = find_shared_floats(problem.space, noise)
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
 
     def estimate_config_cost(op: str, config: OpConfig) -> float:
         emulated = problem.space.capabilities[op].emulated
         ratio = figures.time_ratio(op, config.precision, config.precision in emulated)
         time, size = fractions[op]
-        return importance * time * ratio + (1 - importance) * size * count_weight_bits(config) / 32
+        bits = _count_added_bits(config, op in shared)
+        return importance * time * ratio + (1 - importance) * size * bits / 32
 
     knapsack = _build_cost_knapsack(problem, noise, estimate_config_cost, problem.space.choices)
     return knapsack if knapsack.steps else None

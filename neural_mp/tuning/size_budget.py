@@ -9,7 +9,7 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.search.assignment import Filling
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.bit_allocation import weights_by_bytes
+from neural_mp.strategies.bit_allocation import find_shared_floats, weights_by_bytes
 from neural_mp.tuning.job import TuningJob, make_tuning_problem
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.measurement.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe
@@ -46,7 +46,8 @@ def find_plan_within_limit(
             f"scores them, found none in {job.description.model!r}; remove the limit"
         )
     most = limit.limit_in_bytes(model.size)
-    rest = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)
+    replaceable = scored.keys() - find_shared_floats(job.space, scored)
+    rest = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in replaceable)
     aim, knapsack = float(most - rest), weights_by_bytes(problem)
     with log.time_phase("convert", "Converting"):
         for _ in range(_ATTEMPTS):

@@ -107,3 +107,28 @@ def test_two_limits_exclude_each_other_and_values_are_checked(net, batches, tmp_
 def test_a_tuning_file_sets_a_limit():
     assert MixedPrecision({"tuning": {"max_bits": 4.5}}).max_bits == 4.5
     assert json.dumps(MixedPrecision({"tuning": {"max_bytes": 10}}).max_bytes) == "10"
+
+
+class Tied(nn.Module):
+    """A table and a head of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(512, 64), nn.Linear(64, 512, bias=False)
+        self.middle = nn.Linear(64, 64)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.table(ids)))
+
+
+@pytest.mark.parametrize("exclude", ["head", "table"])
+def test_a_tied_weight_that_stays_for_another_op_is_not_stored_again(tmp_path, exclude):
+    torch.manual_seed(0)
+    converter = MixedPrecision(precisions="int4,int8", workspace=tmp_path)
+    converter.model, converter.exclude = Tied().eval(), [exclude]
+    converter.calib_dataloader = [torch.randint(512, (4, 8)) for _ in range(2)]
+    converter.max_bytes = 4 * 512 * 64 + 64 * 64 + 1024
+    result = converter()
+    assert result.report.size <= converter.max_bytes
+    assert set(result.plan.counts()) == {"fp32", "int8"}

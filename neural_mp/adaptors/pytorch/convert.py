@@ -243,13 +243,17 @@ def _without_converted_weights(model: TorchModel) -> nn.Module | None:
     if model.shell is None:
         return None
     layers: dict[str, nn.Module] = {}
+    #: Weight → its placeholder: tied weights stay one.
+    metas: dict[int, nn.Parameter] = {}
     for path in model.converted_parts:
         original = model.shell.get_submodule(path)
         # `copy.copy` refuses parametrized modules.
         layers[path] = layer = original.__new__(type(original))
         layer.__dict__.update(vars(original))
         layer._parameters = {
-            name: None if value is None else nn.Parameter(value.to("meta"), requires_grad=False)
+            name: None
+            if value is None
+            else metas.setdefault(id(value), nn.Parameter(value.to("meta"), requires_grad=False))
             for name, value in layer._parameters.items()
         }
     return assemble_module(model.shell, layers)

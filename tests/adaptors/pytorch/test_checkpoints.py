@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
@@ -176,3 +177,25 @@ def test_other_models_and_formats_are_refused(net, tmp_path):
     whole = convert_with_plan(plain, PrecisionPlan({"0": int8}), inputs=torch.zeros(2, 64))
     with pytest.raises(ConversionError, match="requires a model of transformers"):
         whole.save_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [FIRST, "lm_head"])
+def test_a_tied_head_is_stored_once_unless_its_weight_is_converted(tmp_path, name):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=2, bos_token_id=0, eos_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    spec = QuantSpec.parse("uint4 asymmetric per_group 32")
+    plan = PrecisionPlan({name: OpConfig(Precision.INT4, spec)})
+    tied = LlamaForCausalLM(config).eval()
+    result = convert_with_plan(tied, plan, inputs={"input_ids": IDS}, capture="layers")
+    result.save_pretrained(tmp_path / "c")
+    stored = load_file(tmp_path / "c" / "model.safetensors")
+    written = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert written["tie_word_embeddings"] is (name == FIRST)
+    heads = {key for key in stored if key.startswith("lm_head.")}
+    assert bool(heads) is (name == "lm_head")
+    assert "model.embed_tokens.weight" in stored
+    again = neural_mp.load(tmp_path / "c")
+    assert torch.allclose(again.model(IDS).logits, result.model(IDS).logits, atol=0.02)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -64,7 +65,7 @@ def _round(weight: torch.Tensor) -> torch.Tensor:
     groups = weight.detach().reshape(len(weight), -1, 32)
     low = groups.amin(-1, keepdim=True).clamp(max=0)
     high = groups.amax(-1, keepdim=True).clamp(min=0)
-    step = ((high - low) / 15).bfloat16().float()
+    step = ((high - low) / 15).clamp(min=1e-9).bfloat16().float()
     zero = (-low / step).round()
     return (((groups / step + zero).round().clamp(0, 15) - zero) * step).reshape(weight.shape)
 
@@ -162,3 +163,26 @@ def test_families_that_read_their_weights_generate_the_same_tokens_after_reload(
     result.save(tmp_path / "saved")
     again = neural_mp.load(tmp_path / "saved").model
     assert torch.equal(again.generate(**prompt, **options), written)
+
+
+@pytest.mark.slow
+def test_tables_that_scale_their_rows_are_converted_beside_a_tied_head(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, bos_token_id=2, **_ENDS,
+    )  # fmt: skip
+    model, ids = transformers.Gemma3ForCausalLM(config).eval(), {"input_ids": _ids() + 2}
+    table, head = "model.embed_tokens.embedding", "lm_head"
+    plan = PrecisionPlan({table: _INT4, head: _INT4})
+    result = convert_with_plan(model, plan, inputs=ids, capture=Capture.LAYERS)
+    rounded = copy.deepcopy(model)
+    rounded.lm_head.weight.data = _round(model.lm_head.weight)  # the weight of the table, too
+    expected = rounded(**ids).logits
+    assert (result(**ids).logits - expected).norm() < 0.02 * expected.norm()
+    assert result.report is None or result.report.size < 4 * 256 * 32
+    result.save(tmp_path / "saved")
+    assert "lm_head.weight" not in load_file(tmp_path / "saved" / "model.safetensors")
+    again = neural_mp.load(tmp_path / "saved")
+    assert torch.equal(again(**ids).logits, result(**ids).logits)

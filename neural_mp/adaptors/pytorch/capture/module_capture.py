@@ -39,7 +39,7 @@ from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, copy_tenso
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import check_inputs, list_flat_inputs
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.module_state import preserve_module_state
-from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn, is_transposed_dense
+from neural_mp.adaptors.pytorch.graph.stand_ins import StandIn, is_table, is_transposed_dense
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 from neural_mp.util.text import format_count
@@ -324,7 +324,9 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> CapturedParts:
     captured = {}
     for path, module in shell.named_modules():
         layer, recorded = _as_dense_or_embedding(module), watched.get(module)
-        if layer is None or recorded is None or not recorded.is_alike or recorded.call.kwargs:
+        if layer is None or recorded is None or not recorded.is_alike:
+            continue
+        if recorded.call.kwargs or len(recorded.call.args) != 1:
             continue
         key = _describe_layer_form(layer, recorded.call)
         if key not in graphs:
@@ -387,8 +389,7 @@ def _find_refused_layers(
 
 
 def _as_dense_or_embedding(module: nn.Module) -> nn.Module | None:
-    kind = type(module)
-    if kind is nn.Linear or (kind is nn.Embedding and module.max_norm is None):
+    if type(module) is nn.Linear or (is_table(module) and module.max_norm is None):
         return module
     return graph_capture.convert_to_linear(module) if is_transposed_dense(module) else None
 
@@ -396,6 +397,8 @@ def _as_dense_or_embedding(module: nn.Module) -> nn.Module | None:
 def _describe_layer_form(layer: nn.Module, call: CallArgs) -> Hashable:
     """Return the properties of a layer that decide on its graph."""
     (tensor,) = call.args
+    if type(layer) not in (nn.Linear, nn.Embedding):
+        return id(layer)  # its code may use any attribute
     options = getattr(layer, "padding_idx", None)
     shapes = ((name, value.shape, value.dtype) for name, value in layer.named_parameters())
     return type(layer), options, *shapes, tensor.dtype, tensor.ndim

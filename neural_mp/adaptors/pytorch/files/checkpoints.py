@@ -31,7 +31,7 @@ from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
-from neural_mp.adaptors.pytorch.graph.stand_ins import read_layer_values
+from neural_mp.adaptors.pytorch.graph.stand_ins import is_table, read_layer_values
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.io.readers import read_json
 from neural_mp.util.pytree import convert_to_numpy
@@ -81,22 +81,33 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
     dense = [name for name, module in shell.named_modules() if type(module) is nn.Linear]
     tensors, quantization = FORMATS[form](integer, [d for d in dense if d not in integer])
     folder.mkdir(parents=True, exist_ok=True)
-    # A head of its own: embeddings stay float.
-    save_settings(shell, folder, quantization_config=quantization, tie_word_embeddings=False)
+    # `transformers` ties again what has one name only; a head in integers is one of its own.
+    layers_in_integers = map(shell.get_submodule, model.converted_parts)
+    head = shell.get_output_embeddings()
+    stays_tied = not any(layer is head or is_table(layer) for layer in layers_in_integers)
+    entries = {} if stays_tied else {"tie_word_embeddings": False}
+    save_settings(shell, folder, quantization_config=quantization, **entries)
     dtype = next(shell.parameters()).dtype
     packed = {name: torch.from_numpy(value) for name, value in tensors.items()}
     packed |= {n: value.to(dtype) for n, value in packed.items() if n.endswith("weight_scale")}
-    write_weights(folder / "model.safetensors", {**_unshare_memory(state), **packed})
+    tensors = _unshare_memory(state, keeps_copies=not stays_tied)
+    write_weights(folder / "model.safetensors", {**tensors, **packed})
 
 
-def _unshare_memory(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return weights that share no memory, as safetensors requires; only tied ones are copied."""
+def _unshare_memory(
+    state: dict[str, torch.Tensor], *, keeps_copies: bool
+) -> dict[str, torch.Tensor]:
+    """Return weights that share no memory, as safetensors requires.
+
+    Further names of a weight get copies, or are left out.
+    """
     pointers: set[int] = set()
     tensors = {}
     for name, value in state.items():
         is_tied = value.data_ptr() in pointers
         pointers.add(value.data_ptr())
-        tensors[name] = value.clone().contiguous() if is_tied else value.contiguous()
+        if not is_tied or keeps_copies:
+            tensors[name] = value.clone().contiguous() if is_tied else value.contiguous()
     return tensors
 
 

@@ -119,6 +119,16 @@ def is_transposed_dense(module: nn.Module) -> bool:
     return f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
+def is_table(module: nn.Module) -> bool:
+    """Whether a module is an embedding, or one of transformers that e.g. scales the rows."""
+    kind = type(module)
+    in_transformers = kind.__module__.startswith("transformers.")
+    names = {name for name, _ in module.named_parameters()}
+    return kind is nn.Embedding or (
+        isinstance(module, nn.Embedding) and in_transformers and names == {"weight"}
+    )
+
+
 def read_layer_values(layer: nn.Module, graph: GraphModule, name: str) -> torch.Tensor:
     """Return the `weight` or the `bias` of a layer as its graph computes, in the layer's form.
 
