@@ -181,7 +181,7 @@ def test_tables_that_scale_their_rows_are_converted_beside_a_tied_head(tmp_path)
     rounded.lm_head.weight.data = _round(model.lm_head.weight)  # the weight of the table, too
     expected = rounded(**ids).logits
     assert (result(**ids).logits - expected).norm() < 0.02 * expected.norm()
-    assert result.report is None or result.report.size < 4 * 256 * 32
+    assert result.report.size < result.report.baseline_size - 0.6 * 4 * 256 * 32
     result.save(tmp_path / "saved")
     assert "lm_head.weight" not in load_file(tmp_path / "saved" / "model.safetensors")
     again = neural_mp.load(tmp_path / "saved")
