@@ -108,7 +108,8 @@ FRAMEWORKS: Mapping[str, FrameworkEntry] = {
         "neural_mp.adaptors.pytorch",
         DetectionRule(
             suffixes=(".pt2", ".pt", ".pth", ".jit", ".safetensors"),
-            members=("config.json",),
+            # The second is that of an adapter, which the adaptor refuses with the way to a model.
+            members=("config.json", "adapter_config.json"),
             packages=("torch",),
             classes=("Module", "ExportedProgram"),
         ),

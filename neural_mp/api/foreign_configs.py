@@ -103,7 +103,7 @@ def parse_foreign_config(config: object) -> OpConstraint | None:
     """Return the constraint that a configuration means; None if it is of neither tool.
 
     Raises:
-        ConfigurationError: a value of the configuration is not supported.
+        ConfigurationError: a value of the configuration, or its tool, is not supported.
     """
     return _parse_torchao_config(config) or _parse_transformers_config(config)
 
@@ -182,6 +182,12 @@ def _parse_transformers_config(config: Any) -> OpConstraint | None:
         symmetric = bool(getattr(config, "sym", True))
     elif name == "awq":
         symmetric = not getattr(config, "zero_point", True)
+    elif method is not None and hasattr(config, "to_diff_dict"):
+        raise ConfigurationError(
+            f"{type(config).__name__} asks for kernels of {name}, which do not run here; set "
+            f"precisions, e.g. 'int4' or 'int8', or give GPTQConfig, AwqConfig, TorchAoConfig or "
+            f"CompressedTensorsConfig"
+        )
     else:
         return None
     kind = type(config).__name__

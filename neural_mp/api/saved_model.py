@@ -59,7 +59,10 @@ ONNX_SUFFIX = ".onnx"
 #: Suffixes of single files that some framework writes.
 FILE_SUFFIXES = (ONNX_SUFFIX, ".pb", ".pbtxt", ".xml")
 #: Suffixes of model files, which folders must not have.
-_MODEL_SUFFIXES = (*FILE_SUFFIXES, ".pt2", ".pt", ".pth", ".keras", ".h5", ".tflite")
+_MODEL_SUFFIXES = (
+    *FILE_SUFFIXES,
+    *(".pt2", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".keras", ".h5", ".tflite"),
+)
 #: File names reserved in the folder of a saved model, for all frameworks.
 RESERVED = (
     MANIFEST,

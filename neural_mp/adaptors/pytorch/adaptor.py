@@ -24,7 +24,6 @@ from neural_mp.adaptors.pytorch.converted_module import (
     compile_parts,
     enable_compiler,
     explain_missing_compiler,
-    wrap_as_module,
 )
 from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
 from neural_mp.adaptors.pytorch.files import (
@@ -34,6 +33,7 @@ from neural_mp.adaptors.pytorch.files import (
     onnx_export,
     storage,
     transfer,
+    user_module,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import resize_batch
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, model_fingerprint
@@ -170,7 +170,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         """Return the user's own module for an untouched model, else one of the captured graph."""
         if model.compiles:
             return model.cached_result(compile_parts)
-        return model.original if model.original is not None else model.cached_result(wrap_as_module)
+        if model.original is not None:
+            return model.original
+        return model.cached_result(user_module.build_user_module)
 
     def weight_bytes(self, model: TorchModel) -> int:
         """Return the bytes of parameters and buffers in the portable form."""

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 #: Configuration file of a `transformers` folder.
 CONFIG = "config.json"
+#: Configuration file of an adapter of `peft`, whose folder holds no model.
+ADAPTER = "adapter_config.json"
 _SAFETENSORS, _PICKLES = "*.safetensors", "pytorch_model*.bin"
 _WEIGHTS = (_SAFETENSORS, _PICKLES)
 #: File of the weights that are in one file; other names of weights start likewise.
@@ -108,6 +110,12 @@ def read_folder(
             cannot be loaded.
         MissingFrameworkError: if the package is not installed.
     """
+    if (folder / ADAPTER).exists():
+        raise ModelLoadError(
+            f"the folder {str(folder)!r} must hold a model, got an adapter of peft; load the "
+            f"adapter by AutoPeftModelForCausalLM.from_pretrained, and give the model that "
+            f"merge_and_unload() returns"
+        )
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise ModelLoadError(
             f"the folder {str(folder)!r} must contain weights ({', '.join(_WEIGHTS)})"
@@ -246,9 +254,8 @@ def _iterate_folder_faults(
     if "quantization_config" in config and not may_be_quantized:
         yield f"{CONFIG} describes a quantized model; give the float model"
     yield from iterate_entry_faults(config, stored.tensors)
-    for name in ("adapter_config.json", "custom_generate"):
-        if (folder / name).exists():
-            yield f"{name} refers to another model or to code; give the module"
+    if (folder / "custom_generate").exists():
+        yield "custom_generate refers to code; give the module"
     for index in folder.glob("*.index.json"):
         files = read_json(index, anything, ModelLoadError)["weight_map"].values()
         for file in files:

@@ -43,10 +43,13 @@ _BITS = (4, 8)
 _MOST_REST = 0.1
 
 
-def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -> None:
-    """Write a checkpoint that `transformers` loads in the format of another tool.
+def export_checkpoint(
+    model: TorchModel, folder: Path, form: CheckpointFormat, *, must_be_symmetric: bool = False
+) -> None:
+    """Write a checkpoint in the format of another tool.
 
-    Embeddings are written as floats, with the values that the model computes with.
+    Embeddings are written as floats, with the values that the model computes with. `transformers`
+    reads symmetric weights without further options.
 
     Raises:
         ConversionError: the model's class is not of `transformers`, no dense layer has an integer
@@ -69,6 +72,12 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
         weight = _find_weight_node(part)
         if weight is not None and is_dense:
             integer[path] = _make_integer_layer(path, part, weight, form)
+            if must_be_symmetric and not integer[path].is_symmetric:
+                raise ConversionError(
+                    f"layer {path!r} has an asymmetric weight, which from_pretrained of "
+                    f"transformers does not read; set the weight to 'int4 symmetric per_group 32', "
+                    f"or use OptimizedModel.save_pretrained for vLLM"
+                )
             del state[f"{path}.weight"]
         elif weight is not None:
             layer = shell.get_submodule(path)

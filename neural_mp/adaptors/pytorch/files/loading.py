@@ -108,6 +108,11 @@ def load_model(source: object, spec: InputSpec, how: Capture) -> TorchModel:
         return _from_program(source, spec.example)
     if isinstance(source, torch.jit.ScriptModule):
         raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
+    if any(kind.__module__.partition(".")[0] == "peft" for kind in type(source).__mro__):
+        raise ModelLoadError(
+            "the model must not hold adapters of peft; give the model with its adapters merged: "
+            "model.merge_and_unload()"
+        )
     if isinstance(source, ConvertedModule):
         raise ModelLoadError("the model is already converted; give the original model")
     _require_values(source)
