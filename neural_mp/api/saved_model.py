@@ -61,7 +61,16 @@ FILE_SUFFIXES = (ONNX_SUFFIX, ".pb", ".pbtxt", ".xml")
 #: Suffixes of model files, which folders must not have.
 _MODEL_SUFFIXES = (
     *FILE_SUFFIXES,
-    *(".pt2", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".keras", ".h5", ".tflite"),
+    ".pt2",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".safetensors",
+    ".gguf",
+    ".keras",
+    ".h5",
+    ".tflite",
 )
 #: File names reserved in the folder of a saved model, for all frameworks.
 RESERVED = (

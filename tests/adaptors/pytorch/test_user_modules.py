@@ -1,4 +1,4 @@
-"""Methods of `transformers` that a converted model answers, and models that must be merged first."""
+"""Methods of `transformers` that converted models answer, and models to be merged first."""
 
 from __future__ import annotations
 
