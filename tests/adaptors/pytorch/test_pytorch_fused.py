@@ -268,15 +268,22 @@ def test_dynamic_ranges_are_those_of_the_values_at_hand(rows, features):
     converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     weight, weight_scale = integer_weight(module[0].weight)
     for factor in (0.01, 1.0, 300.0):
-        x = (torch.randn(*rows, features[0]) * factor).numpy()
-        low, high = min(x.min(), 0), max(x.max(), 0)
+        x = torch.randn(*rows, features[0]) * factor
+        x[0] *= 50  # a row of outliers, as a first token
+        x = x.numpy()
+        low, high = (np.clip(end, *side) for end, side in (
+            (x.min(-1, keepdims=True), (None, 0)), (x.max(-1, keepdims=True), (0, None))
+        ))  # fmt: skip
         scale = (high - low) / 255
-        zero_point = round(float(-low / scale))
-        steps = integers(x, scale, zero_point) - zero_point
+        zero_point = np.round(-low / scale)
+        steps = np.clip(np.round(x / scale + zero_point), 0, 255) - zero_point
         expected = steps @ weight.T * scale * weight_scale + module[0].bias.detach().numpy()
         result = adaptor.predict(converted, x)
         step = scale * weight_scale.max() * max(np.abs(weight).max(), 255)
-        np.testing.assert_allclose(result, np.maximum(expected, 0), rtol=1e-3, atol=1.01 * step)
+        error = np.abs(result - np.maximum(expected, 0))
+        assert (error <= 1.01 * step + 1e-3 * np.abs(expected)).all()
+        # Other rows in the batch change nothing.
+        np.testing.assert_array_equal(adaptor.predict(converted, x[-1:])[0], result[-1])
 
 
 @pytest.mark.parametrize("rows", [(1,), (16,), (17,), (2, 3), (0,)])

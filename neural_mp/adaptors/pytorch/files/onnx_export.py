@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.common.quant_params import MIN_RANGE_WIDTH
 from neural_mp.adaptors.pytorch.capture.graph_capture import silence_export_logs, use_export
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
@@ -247,10 +248,20 @@ def _make_qdq_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Reshape(op.Add(steps, offsets), rows)
 
     def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return op.DynamicQuantizeLinear(op.Cast(x, to=onnx.TensorProto.FLOAT))
+        # DynamicQuantizeLinear has one range for all rows.
+        wide, last = op.Cast(x, to=onnx.TensorProto.FLOAT), op.Constant(value_ints=[-1])
+        none, most = op.Constant(value_float=0.0), op.Constant(value_float=float(ops.QMAX))
+        low = op.Min(op.ReduceMin(wide, last, keepdims=1), none)
+        width = op.Sub(op.Max(op.ReduceMax(wide, last, keepdims=1), none), low)
+        is_wide = op.Greater(width, op.Constant(value_float=MIN_RANGE_WIDTH))
+        scale = op.Where(is_wide, op.Div(width, most), op.Constant(value_float=1.0))
+        zero_point = op.Clip(op.Round(op.Neg(op.Div(low, scale))), none, most)
+        steps = op.Add(op.Div(wide, scale), op.Add(zero_point, op.Constant(value_float=0.5)))
+        integers = op.Cast(op.Clip(op.Floor(steps), none, most), to=onnx.TensorProto.UINT8)
+        return integers, scale, zero_point
 
     def dequantize_dynamic(q, scale, zero_point, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        real = op.DequantizeLinear(q, scale, zero_point)
+        real = op.Mul(op.Sub(op.Cast(q, to=onnx.TensorProto.FLOAT), zero_point), scale)
         return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
 
     return {

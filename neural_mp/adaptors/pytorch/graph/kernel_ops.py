@@ -166,6 +166,27 @@ def weight_only_linear(
     return result if bias is None else result + bias
 
 
+def scale_rows(
+    product: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    sums: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the result of a dense layer from the product of its integers and its weight.
+
+    Args:
+        product: float32, written to.
+        scales: scale of each row of the inputs.
+        zero_points: zero point of each row.
+        sums: sum of the weights of each output.
+        bias: the bias of the layer.
+    """
+    product = product.view(*scales.shape[:-1], len(sums))
+    scaled = product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales)
+    return scaled.addcmul_(zero_points * scales, sums, value=-1)
+
+
 class KernelWeight(nn.Module):
     """A packed weight as the 4-bit kernel reads it, made for the first call with few rows.
 

@@ -113,7 +113,9 @@ def lower_to_kernels(portable: GraphModule) -> GraphModule:
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
-    if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
+    if is_node(layer.args[0], ops.dequantize_dynamic):
+        _lower_dynamic(module, layer)
+    elif is_node(layer.args[0], ops.dequantize):
         _lower_group(module, match_group(layer))
     elif layer.target is layers.LINEAR:
         _replace_with_kernel(
@@ -176,6 +178,35 @@ def _lower_group(module: GraphModule, group: Group) -> None:
         fx.RESULT: (fx.get_tensor_name(group.tail), encoding),
     }
     replaced.replace_all_uses_with(result)
+
+
+def _lower_dynamic(module: GraphModule, layer: Node) -> None:
+    """Call an integer kernel with the range of each row, whose kernel has one scale of inputs."""
+    integers, scales, zero_points, _ = layer.args[0].args
+    stored, steps = (fx.get_constant(module, node) for node in layer.args[1].args)
+    assert stored is not None
+    assert steps is not None
+    sums = fx.add_constant(module, f"{layer.name}_sums", stored.sum(1) * steps, layer)
+    weight = _pack_weight(module, layer, layer)
+    with module.graph.inserting_before(layer):
+        product = module.graph.call_function(
+            onednn.qlinear_pointwise.default,
+            (integers, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], ""),
+        )
+        operands = (product, scales, zero_points, sums, _find_bias_node(layer))
+        result = module.graph.call_function(kernels.scale_rows, operands)
+        product.meta = {"val": layer.meta["val"].float(), **_op_name(layer)}
+        result.meta = {"val": product.meta["val"], **_op_name(layer)}
+        result.meta[fx.RESULT] = (fx.get_tensor_name(layer), None)
+        if layer.meta["val"].dtype is not torch.float32:
+            dtype = layer.meta["val"].dtype
+            result = module.graph.call_function(aten.to.dtype, (result, dtype))
+            result.meta = {"val": layer.meta["val"]}
+    layer.replace_all_uses_with(result)
+
+
+def _op_name(layer: Node) -> dict[str, str]:
+    return {fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name)}
 
 
 def _with_all_axes(called: Node, layer: Node, integers: Node) -> Node:
