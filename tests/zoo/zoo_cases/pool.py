@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from zoo_cases.decoders import DECODER_STAGES
 from zoo_cases.stages import STAGES
 
 #: Wall seconds that a child may take, as a multiple of its CPU seconds.
@@ -80,7 +81,8 @@ def _run_in_child(job: dict[str, Any], file: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.dup2(2, 1)
         try:
-            row = STAGES[job["stage"]](job, Path(job["folder"]))
+            stages = {**STAGES, **DECODER_STAGES}
+            row = stages[job["stage"]](job, Path(job["folder"]))
         except BaseException:  # noqa: BLE001 - nobody sees an error of a process that ends
             row = {"crashed": traceback.format_exc()[-3000:]}
         file.write_text(json.dumps(row), encoding="utf-8")

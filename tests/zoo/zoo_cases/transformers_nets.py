@@ -36,15 +36,17 @@ def build_warm_up() -> ZooCase:
     return build("bert", 0, 1)
 
 
-def build(name: str, seed: int, batches: int, folder: Path | None = None) -> ZooCase:
-    """Return a tiny model of a type.
+def build(
+    name: str, seed: int, batches: int, folder: Path | None = None, classes: Any = MODEL_MAPPING
+) -> ZooCase:
+    """Return a tiny model of a type, in the class that a mapping has for its configuration.
 
     Raises:
         NotBuiltError: no way of shrinking gives a model that runs.
     """
     reasons: list[str] = []
     end = time.process_time() + MAX_BUILD_SECONDS
-    for shrinking, model in _models(name, seed, reasons):
+    for shrinking, model in _models(name, seed, reasons, classes):
         kind = _running_kind(model, seed, reasons, shrinking)
         if kind is not None:
             repeated = [dict(input_candidates(model, seed + 1 + i))[kind] for i in range(batches)]
@@ -54,12 +56,14 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
     raise NotBuiltError("; ".join(dict.fromkeys(reasons)) or "no model class")
 
 
-def _models(name: str, seed: int, reasons: list[str]) -> Iterator[tuple[Shrinking, nn.Module]]:
+def _models(
+    name: str, seed: int, reasons: list[str], classes: Any
+) -> Iterator[tuple[Shrinking, nn.Module]]:
     kind: Any = CONFIG_MAPPING[name]
     for shrinking in SHRINKINGS:
         try:
             config = kind(**shrunk(kind(), shrinking))
-            architecture = MODEL_MAPPING[kind]
+            architecture = classes[kind]
             if isinstance(architecture, tuple):
                 architecture = architecture[0]
             with torch.device("meta"):
