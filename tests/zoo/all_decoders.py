@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from zoo_cases.decoders import names
+from zoo_cases.decoders import DECODER_STAGES, names
 from zoo_cases.pool import Pool, serve
 
 THIS = Path(__file__).resolve()
@@ -28,17 +29,21 @@ def main() -> None:
     if options.pool:
         import transformers
 
-        import neural_mp.adaptors.pytorch.adaptor
-        import neural_mp.api.job_builder
-
-        assert neural_mp.adaptors.pytorch.adaptor
         transformers.logging.set_verbosity_error()
+        with tempfile.TemporaryDirectory() as folder:
+            # Children of this process then import nothing.
+            job = {"name": "llama", "seed": 0}
+            for stage in DECODER_STAGES.values():
+                stage(job, Path(folder))
         serve()
         return
     rows = [json.loads(line) for line in _lines(options.results)]
     done = {row["name"] for row in rows}
     number, count = map(int, options.shard.split("/"))
-    remaining = [name for name in names()[number - 1 :: count] if name not in done]
+    every = names()
+    # A run that ends early covers all families.
+    random.Random(options.seed).shuffle(every)
+    remaining = [name for name in every[number - 1 :: count] if name not in done]
     if options.only:
         remaining = [name for name in remaining if name in options.only]
     with options.results.open("a", encoding="utf-8") as file:
