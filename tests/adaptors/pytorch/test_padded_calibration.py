@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from neural_mp.adaptors.common import sensitivity
 from neural_mp.adaptors.common.optional import Gradients
-from neural_mp.adaptors.common.sensitivity import fisher
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.decoders import decoder_blocks
 from neural_mp.core.enums import Capture
@@ -89,7 +89,7 @@ def test_the_sensitivity_draws_words_for_real_tokens_only():
         gradients = Gradients(lambda _: {}, differentiate)
         change = {"layer": {"int4": np.ones(2, np.float32)}}
         samples = [sample_of(batch, index) for batch in batches for index in range(4)]
-        scores.append(fisher._score_changes(gradients, None, samples, change))
+        scores.append(sensitivity._score_changes(gradients, None, samples, change))
         assert np.array_equal(
             np.concatenate(positions),
             np.concatenate([batch["attention_mask"].numpy() == 1 for batch in batches]),
