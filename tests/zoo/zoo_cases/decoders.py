@@ -131,7 +131,8 @@ def reload(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     try:
         loaded = neural_mp.load(folder / SAVED)
         with torch.no_grad():
-            same = torch.equal(_first(loaded(inputs)), output)
+            # Sums of some ops depend on the alignment of memory.
+            same = torch.allclose(_first(loaded(inputs)), output, atol=1e-5, equal_nan=True)
         if written is not None:
             same = same and torch.equal(loaded.model.generate(**prompt, **_OPTIONS), written)
     except Exception:  # noqa: BLE001 - an error of any type is a finding
