@@ -186,3 +186,18 @@ def test_tables_that_scale_their_rows_are_converted_beside_a_tied_head(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "saved" / "model.safetensors")
     again = neural_mp.load(tmp_path / "saved")
     assert torch.equal(again(**ids).logits, result(**ids).logits)
+
+
+@pytest.mark.slow
+def test_tables_of_positions_that_take_a_shape_stay():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LEDConfig(
+        vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, encoder_attention_heads=2, decoder_attention_heads=2,
+        attention_window=8, max_encoder_position_embeddings=32, bos_token_id=2, **_ENDS,
+    )  # fmt: skip
+    model = transformers.LEDForConditionalGeneration(config).eval()
+    inputs = {"input_ids": _ids() + 2, "decoder_input_ids": _ids()[:, :4] + 2}
+    loaded = PyTorchAdaptor().load(model, example=inputs, capture=Capture.LAYERS)
+    assert "led.encoder.layers.0.fc1" in loaded.parts
+    assert not any("embed_positions" in path for path in loaded.parts)

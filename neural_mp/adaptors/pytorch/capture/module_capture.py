@@ -326,13 +326,15 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> CapturedParts:
         layer, recorded = _as_dense_or_embedding(module), watched.get(module)
         if layer is None or recorded is None or not recorded.is_alike:
             continue
-        if recorded.call.kwargs or len(recorded.call.args) != 1:
+        args = recorded.call.args
+        # Tables of positions may take the shape of the inputs.
+        if recorded.call.kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor):
             continue
         key = _describe_layer_form(layer, recorded.call)
         if key not in graphs:
             graphs[key] = graph_capture.capture_module(layer, recorded.call)
         # One example for equal layers: those of all layers take more memory than a block.
-        example = calls.setdefault((key, recorded.call.args[0].shape), recorded.call)
+        example = calls.setdefault((key, args[0].shape), recorded.call)
         captured[path] = _copy_with_parameters(graphs[key], layer), example
     if not captured:
         raise CaptureError(
