@@ -17,8 +17,8 @@ from neural_mp.adaptors.registry import get_adaptor_named, is_composite
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.constraints import apply_force_all, edit_lists, gather_amp, with_data_type
+from neural_mp.api.input_data import record_part_calls
 from neural_mp.api.loading import for_all_sizes, load_source, without_int8_if_no_data
-from neural_mp.api.part_calls import record_part_calls
 from neural_mp.api.portability import find_target_hardware, warn_idle_precisions, without_kernels
 from neural_mp.api.runtime_comparison import HintSearch
 from neural_mp.api.runtimes import RuntimeOptions

@@ -66,7 +66,9 @@ class SequenceTask(Task):
         for row in rows:
             row.text(self.target)
         self.encode(folder, rows[:1])  # raises what is wrong with the preprocessing
-        parts: Any = importlib.import_module("neural_mp.adaptors.pytorch.decoders.encoder_decoder")
+        parts: Any = importlib.import_module(
+            "neural_mp.adaptors.pytorch.decoders.transformers_folder"
+        )
         converter.model = parts.split_encoder_decoder(folder.path)
         converter.eval_func = SequenceScore(self, folder, tuple(rows), data.batch_size)
 

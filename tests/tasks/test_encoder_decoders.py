@@ -12,7 +12,7 @@ import task_folders as made  # noqa: E402
 import torch  # noqa: E402
 
 import neural_mp  # noqa: E402
-from neural_mp.adaptors.pytorch.decoders.encoder_decoder import (  # noqa: E402
+from neural_mp.adaptors.pytorch.decoders.transformers_folder import (  # noqa: E402
     split_encoder_decoder,
 )
 from neural_mp.errors import (  # noqa: E402

@@ -33,7 +33,6 @@ from neural_mp.adaptors.pytorch.files import (
     onnx_export,
     storage,
     transfer,
-    user_module,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import resize_batch
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, model_fingerprint
@@ -172,7 +171,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
             return model.cached_result(compile_parts)
         if model.original is not None:
             return model.original
-        return model.cached_result(user_module.build_user_module)
+        return model.cached_result(checkpoints.build_user_module)
 
     def weight_bytes(self, model: TorchModel) -> int:
         """Return the bytes of parameters and buffers in the portable form."""
