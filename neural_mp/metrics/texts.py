@@ -239,7 +239,7 @@ class ExactMatch(_Answers):
         return float(words == reference)
 
 
-@METRICS.register("squad_f1", "answer_f1")
+@METRICS.register("answer_f1")
 class SquadF1(_Answers):
     """The mean F1 score of the words of answers, 0 to 1, as SQuAD counts."""
 

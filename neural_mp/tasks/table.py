@@ -100,7 +100,7 @@ TASKS: Mapping[str, Task] = {
             read_truth=texts.read_answers,
             decode=texts.decode_answers,
             answer=texts.answer_texts,
-            choose_metric=_always("squad_f1"),
+            choose_metric=_always("answer_f1"),
         ),
         GraphTask(
             name="image-classification",

@@ -83,7 +83,7 @@ OURS = {
     "bleu": ({}, SAID),
     "rouge": ({}, SAID),
     "exact_match": ({}, SAID),
-    "squad_f1": ({}, SAID),
+    "answer_f1": ({}, SAID),
     "span_f1": ({"names": ["O", "B-A", "I-A", "B-B"]}, (CLASSES[:, None], CLASSES[::-1, None])),
 }
 SENTENCES = [f"the cat number {number} sits on the mat" for number in range(COUNT)]

@@ -177,7 +177,7 @@ def test_small_dtypes_do_not_overflow():
 
 
 #: Those that take one array of predictions and one of labels.
-OF_TEXTS = ("wer", "cer", "bleu", "rouge", "exact_match", "squad_f1")
+OF_TEXTS = ("wer", "cer", "bleu", "rouge", "exact_match", "answer_f1")
 OF_ARRAYS = [name for name in METRICS if name not in ("mAP", "multiple_choice", *OF_TEXTS)]
 #: Those whose labels are classes or numbers, one per sample.
 OF_SAMPLES = [

@@ -14,7 +14,7 @@ from neural_mp.errors import ConfigurationError, MetricError, MissingFrameworkEr
 from neural_mp.metrics import build_metric, convert_to_metric
 from neural_mp.metrics.texts import find_spans
 
-OF_TEXTS = ["wer", "cer", "bleu", "rouge", "exact_match", "squad_f1"]
+OF_TEXTS = ["wer", "cer", "bleu", "rouge", "exact_match", "answer_f1"]
 PACKAGES = {"wer": "jiwer", "cer": "jiwer", "bleu": "sacrebleu", "rouge": "rouge_score"}
 GENERATOR = np.random.default_rng(0)
 PREDICTED = ["the cat sat on mat", "a dog", "hello there world", "numbers 1 2 4"]
@@ -133,7 +133,7 @@ def test_answers_count_as_in_squad():
         [["eiffel tower"], ["1998", "1999"], ["red"]],
     )
     assert value("exact_match", answers, right) == pytest.approx(1 / 3)
-    assert value("squad_f1", answers, right) == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert value("answer_f1", answers, right) == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert value(
         ("exact_match", {"normalize": False}), answers, [["The Eiffel Tower!"], *right[1:]]
     ) == pytest.approx(1 / 3)
