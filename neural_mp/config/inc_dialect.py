@@ -125,7 +125,7 @@ _NAMES = """
     cropresize paddedcentercrop alignimagechannel quantizedinput randomverticalflip toarray
     tondarray topilimage totensor parsedecodeimagenet parsedecodecoco parsedecodevoc kerasrescale
     labelshift collect squadv1 squadv1modelzoo
-    cocomap cocomapv2 vocmap squadf1 bleu
+    cocomap cocomapv2 vocmap squadf1
 """
 #: Datasets, transforms and metrics that only INC has, lower case without `_`: they identify a file
 #: of INC.
