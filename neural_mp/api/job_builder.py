@@ -246,7 +246,9 @@ class JobBuilder:
         if target is not None:
             check_ignored(options)
         cpu = options.target if target is None else machine.HOST_TARGET
-        strategy = config_objects.build_strategy(self.settings, self._choose_strategy_name())
+        is_set = target is None or options.is_set("strategy")
+        strategy_name = options.strategy if is_set else Widening.name
+        strategy = config_objects.build_strategy(self.settings, strategy_name)
         host = options.hardware or machine.detect()
         amp = gather_amp(options.amp, self.settings.amp)
         log_folder = create_writable_folder(amp.log_path)
@@ -359,11 +361,6 @@ class JobBuilder:
             target=target,
         )
         return job, log_folder
-
-    def _choose_strategy_name(self) -> str:
-        """Return the strategy of the options; by default, the one that suits the target."""
-        is_set = self.target_profile is None or self.options.is_set("strategy")
-        return self.options.strategy if is_set else Widening.name
 
     def _build_evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
         eval_func = self.options.eval_func

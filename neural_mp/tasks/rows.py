@@ -156,7 +156,7 @@ def read_rows(
 
 
 def _iterate_file(path: Path) -> Iterator[Row]:
-    readers = {".jsonl": _read_json_rows, ".csv": _read_csv_rows, ".parquet": _read_parquet_rows}
+    readers = {".jsonl": iterate_json_lines, ".csv": _read_csv_rows, ".parquet": _read_parquet_rows}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise DataError(
@@ -170,10 +170,6 @@ def _iterate_file(path: Path) -> Iterator[Row]:
                 f'per line, e.g. {{"text": "…", "label": 1}}'
             )
         yield Row(values, origin, path.parent)
-
-
-def _read_json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    return iterate_json_lines(path)
 
 
 def _read_csv_rows(path: Path) -> Iterator[tuple[str, Any]]:

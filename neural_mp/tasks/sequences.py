@@ -107,7 +107,8 @@ class SequenceTask(Task):
             if ended.all():
                 break
         written = ids[:, len(settings.prefix) :]
-        return decode_ids(_tokenizer_of(folder), written, merged=False)
+        tokenizer = getattr(folder.processor, "tokenizer", folder.processor)
+        return decode_ids(tokenizer, written, merged=False)
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,6 @@ def _list_language_tokens(values: Mapping[str, Any], language: str) -> list[int]
         tokens = [languages[f"<|{language}|>"], values["task_to_id"]["transcribe"]]
     without_times = values.get("no_timestamps_token_id")
     return [*tokens, *([] if without_times is None else [without_times])]
-
-
-def _tokenizer_of(folder: ModelFolder) -> Any:
-    return getattr(folder.processor, "tokenizer", folder.processor)
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,10 @@ def tokenize(folder: ModelFolder, texts: Sequence[Any], **options: Any) -> Any:
 
 def encode_texts(folder: ModelFolder, rows: Sequence[Row]) -> Encoded:
     """Return the inputs of texts, or of pairs of texts, for a classifier."""
-    names = [name for name in rows[0].values if name in ("text", "text_pair", "query", "passage")]
-    columns = [[row.text(name) for row in rows] for name in sorted(names, key=_order_of)]
+    names = [name for name in ("text", "query", "text_pair", "passage") if name in rows[0].values]
+    columns = [[row.text(name) for row in rows] for name in names]
     encoded = tokenize(folder, columns[0], **({"text_pair": columns[1]} if columns[1:] else {}))
     return Encoded(folder.select_inputs(encoded), [None] * len(rows))
-
-
-def _order_of(name: str) -> bool:
-    return name in ("text_pair", "passage")
 
 
 def read_class(folder: ModelFolder, row: Row) -> float | int:

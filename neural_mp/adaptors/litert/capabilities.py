@@ -24,7 +24,13 @@ from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulati
 from neural_mp.adaptors.common.weights.grouped_weight import GROUP_SIZES, group_spec
 from neural_mp.adaptors.litert.convert import quantize_program
 from neural_mp.adaptors.litert.graph.program import Program
-from neural_mp.adaptors.litert.model import LiteRtModel, Recipe, Structure, is_moving
+from neural_mp.adaptors.litert.model import (
+    LiteRtModel,
+    Recipe,
+    Structure,
+    is_moving,
+    is_quantized,
+)
 from neural_mp.adaptors.litert.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.litert.quantizer import (
     BLOCKS,
@@ -102,7 +108,8 @@ def _find_integer_kernel(
     if kind in _CALLING:
         return _CALLED
     if not structure.is_float_op(name):
-        return _QUANTIZED if structure.is_quantized_op(name) else NO_FLOATS
+        result = structure.program.main.tensors[int(structure.ops[name].outputs[0])]
+        return _QUANTIZED if is_quantized(result) else NO_FLOATS
     if is_moving(structure, name):
         return AGNOSTIC
     if row.role & Role.TABLE:

@@ -176,10 +176,6 @@ class Structure:
         """Whether the first result of an op is float."""
         return self.program.is_float(int(self.ops[name].outputs[0]))
 
-    def is_quantized_op(self, name: str) -> bool:
-        """Whether the first result of an op is INT8 with a scale."""
-        return is_quantized(self.program.main.tensors[int(self.ops[name].outputs[0])])
-
     def keeps_floats(self, name: str) -> bool:
         """Whether a run can return the values of a tensor, and these are float.
 

@@ -149,7 +149,12 @@ def assign_events(program: Program, events: Sequence[KernelEvent]) -> list[int]:
     groups = list(_group_events(events))
     parts = list(_iterate_parts(ops, {e.position for e in events if not e.is_delegated}))
     delegated = [group for group in groups if group[0].is_delegated]
-    if len(parts) != len(delegated) or not all(_ran_op(ops, event) for event in events):
+    fits = all(
+        event.is_delegated
+        or (event.position < len(ops) and ops[event.position].kind == event.op_type)
+        for event in events
+    )
+    if len(parts) != len(delegated) or not fits:
         # The runtime rewrote the graph: the order is all that is left.
         return _align_kernels(ops, range(len(ops)), events)
     waiting, owners = iter(parts), list[int]()
@@ -163,13 +168,6 @@ def assign_events(program: Program, events: Sequence[KernelEvent]) -> list[int]:
 
 def _collect_tensors(indices: Any) -> frozenset[int]:
     return frozenset(int(index) for index in (() if indices is None else indices) if index >= 0)
-
-
-def _ran_op(ops: Sequence[_Op], event: KernelEvent) -> bool:
-    """Whether an event fits the op at its position; those of a delegate always do."""
-    if event.is_delegated:
-        return True
-    return event.position < len(ops) and ops[event.position].kind == event.op_type
 
 
 def _group_events(events: Sequence[KernelEvent]) -> Iterator[list[KernelEvent]]:
@@ -274,7 +272,12 @@ def _iterate_steps(
         if event.name.startswith(TABLE_KERNEL):
             for length in reversed(range(1, _measure_chain(ops, op) + 1)):
                 chain = range(op, op + length)
-                own = (index for index in chain if not _accompanies(ops[index].kind))
+                own = (
+                    index
+                    for index in chain
+                    if ops[index].kind != _ACCOMPANYING
+                    and not has_role(ops[index].kind, Role.CONVERSION)
+                )
                 score = _CHAIN + length if length > 1 else _SINGLE
                 yield length, True, next(own, op), score
     if op < len(ops):
@@ -301,11 +304,6 @@ def _measure_chain(ops: Sequence[_Op], start: int) -> int:
         if not before.writes & after.reads:
             return length
     return len(chain)
-
-
-def _accompanies(kind: str) -> bool:
-    """Whether ops of a type in a chain count towards another op of the chain."""
-    return kind == _ACCOMPANYING or has_role(kind, Role.CONVERSION)
 
 
 def _assign_others(

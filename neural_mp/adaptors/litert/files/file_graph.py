@@ -96,10 +96,6 @@ class FileGraph:
         """Return the type of a tensor for messages."""
         return TYPE_NAMES.get(self.get_type(index), str(self.get_type(index)))
 
-    def has_scale(self, index: int) -> bool:
-        """Whether a tensor holds quantized values."""
-        return bool(self.tensors[index].get("quantization", {}).get("scale"))
-
     def get_blocks(self, index: int) -> Table | None:
         """Return how blocks of a tensor share scales; None if channels do, or the whole tensor."""
         quantization = self.tensors[index].get("quantization", {})

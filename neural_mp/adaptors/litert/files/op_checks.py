@@ -135,7 +135,7 @@ def _check_scales(operator: FileOperator, name: str) -> None:
     for index in (*operator.operands, *operator.outputs):
         require(
             graph.get_type(index) not in _INTEGERS
-            or graph.has_scale(index)
+            or graph.tensors[index].get("quantization", {}).get("scale")
             or graph.get_blocks(index) is not None,
             f"{name} computes with {graph.describe(index)}, whose type "
             f"{graph.get_type_name(index)} requires a scale; quantize the model again",

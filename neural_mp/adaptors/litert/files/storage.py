@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,8 +99,3 @@ def dump_graph(model: LiteRtModel, path: Path) -> tuple[Path, ...]:
     file = path.with_suffix(".tflite")
     save_file(model, file, {})
     return (file,)
-
-
-def compute_fingerprint(program: Program) -> str:
-    """Return a digest of the graph and its weights."""
-    return hashlib.sha256(program.content).hexdigest()

@@ -69,7 +69,9 @@ class _PortEditor:
         if quantizers:
             quantized = int(quantizers[0].outputs[0])
             parameters = self.main.tensors[quantized].quantization
-            self._redirect(quantized, index)
+            for op in self.main.operators:
+                op.inputs = [index if i == quantized else int(i) for i in op.inputs]
+            self._set_output(quantized, index)
             self.main.operators = [op for op in self.main.operators if op is not quantizers[0]]
         else:
             parameters = _make_parameters(ranges[name])
@@ -104,11 +106,6 @@ class _PortEditor:
             if self.program.op_type(op) not in ("QUANTIZE", "DEQUANTIZE")
             or not read.isdisjoint(map(int, op.outputs))
         ]
-
-    def _redirect(self, old: int, new: int) -> None:
-        for op in self.main.operators:
-            op.inputs = [new if index == old else int(index) for index in op.inputs]
-        self._set_output(old, new)
 
     def _set_output(self, old: int, new: int) -> None:
         self.main.outputs = [new if index == old else int(index) for index in self.main.outputs]

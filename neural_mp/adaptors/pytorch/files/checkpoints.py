@@ -132,11 +132,6 @@ def _find_weight_node(part: Part) -> Node | None:
     return None
 
 
-def _read_weight_constants(part: Part, weight: Node) -> list[torch.Tensor]:
-    nodes = (source for source in weight.args if isinstance(source, Node))
-    return [fx.get_attribute(part.portable, str(node.target)).detach() for node in nodes]
-
-
 def _make_integer_layer(
     path: str, part: Part, weight: Node, form: CheckpointFormat
 ) -> IntegerLayer:
@@ -145,7 +140,8 @@ def _make_integer_layer(
             f"layer {path!r} scales its inputs (awq), which {form} has no place for; set the "
             f"rounding of its weight to 'gptq' or 'rtn'"
         )
-    values = _read_weight_constants(part, weight)
+    nodes = (source for source in weight.args if isinstance(source, Node))
+    values = [fx.get_attribute(part.portable, str(node.target)).detach() for node in nodes]
     if weight.target is ops.dequantize_weight:
         integers, scales = (value.numpy() for value in values)
         codes = (integers.astype(np.int16) + middle_code(8)).astype(np.uint8)
