@@ -64,6 +64,10 @@ _LEAST_WEIGHTS = 1 << 17
 _SCALED = "a multiplication by a constant follows, which the plugin moves into the weight"
 _RESTORED = "OpenVINO restores such weights to floats when it compiles a model"
 
+#: Multiple of channels from which on convolutions of single channels in one dimension, with several
+#: outputs each, are right; seen with 8 and 16 channels, and not with 3 and 5 (2026.4, AVX-512).
+_LANES = 8
+
 
 def find_kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
@@ -142,8 +146,14 @@ def _obstacle_of_layer(node: ov.Node) -> str | None:
             strides = zip(node.get_attributes()["strides"], weight.shape[2:], strict=True)
             if any(stride > size for stride, size in strides):
                 return "OpenVINO computes other values where the strides exceed the kernel"
-        if get_op_row(node).is_grouped and weight.ndim == 6 and weight.shape[2] == 1:
-            return "the integer kernels by channel have at most two spatial axes"
+        if get_op_row(node).is_grouped and weight.shape[2] == 1:
+            if weight.ndim == 6:
+                return "the integer kernels by channel have at most two spatial axes"
+            if weight.ndim == 4 and weight.shape[1] > 1 and weight.shape[0] % _LANES:
+                return (
+                    "OpenVINO computes other values in one dimension, with several outputs for "
+                    "each of few channels"
+                )
         if has_one_position(node.input_value(0)) and weight.size < _LEAST_WEIGHTS:
             return "so few products over one position gain no time from INT8"
     if (rank_of(node.output(0)) or 0) < 2:

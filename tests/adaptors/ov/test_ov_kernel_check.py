@@ -165,6 +165,29 @@ def test_a_plan_with_wrong_outputs_is_a_failed_candidate(seed, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("channels", "outputs"), [(3, 2), (3, 3), (5, 2), (8, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_channels_convolved_alone_in_one_dimension_compute_the_same(channels, outputs, stride):
+    """OpenVINO's kernel for few channels with several outputs each writes other values."""
+    random = np.random.default_rng(0)
+    length = (8 - 1) // stride + 1
+    constants = {
+        "w": random.normal(size=(channels * outputs, 1, 3)).astype(np.float32),
+        "m": random.normal(size=(length, 8)).astype(np.float32),
+    }
+    nodes = [
+        op("Conv", "x w", "c", group=channels, pads=[1, 1], strides=[stride]),
+        op("Relu", "c", "r"),
+        op("MatMul", "r m", "y"),
+    ]
+    x = random.normal(size=(2, channels, 8)).astype(np.float32)
+    model = graph(nodes, {"x": list(x.shape)}, ["y"], constants)
+    drawn = OnnxGraph("Relu", model, {"x": x})
+    outcome = check_graph(drawn, adaptor=ADAPTOR, source=read(model))
+    assert not outcome.is_failure, outcome
+
+
+@pytest.mark.slow
 def test_drawn_graphs_compute_the_same_fused_unfused_and_in_floats():
     graphs = [*map(drawn_graph, range(20)), *map(drawn_graph, MOVED)]
     outcomes = [
