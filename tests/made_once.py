@@ -108,9 +108,9 @@ def _read_programs_quickly(patch: pytest.MonkeyPatch) -> None:
 
     cached: dict[Any, Any] = {}
 
-    def hints(cls: type, *namespaces: dict[str, Any]) -> Any:
+    def hints(cls: type, globalns: dict[str, Any] | None = None) -> Any:
         if cls not in cached:
-            cached[cls] = typing.get_type_hints(cls, *namespaces)
+            cached[cls] = typing.get_type_hints(cls, globalns)
         return cached[cls]
 
     names = SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
