@@ -218,7 +218,7 @@ def reranker(folder: Path) -> Path:
 
 
 def asked(random: np.random.Generator, count: int) -> list[dict[str, Any]]:
-    """Who is in the text? The one name in it."""
+    """Question about the one name in the text, with the name as the answer."""
     rows = []
     for _ in range(count):
         name = str(random.choice(PEOPLE))

@@ -34,7 +34,7 @@ def model_file() -> Path:
 
 @cache
 def characters() -> list[str]:
-    """What the classes stand for; 0 is the blank between characters."""
+    """The characters of the classes; 0 is the blank between characters."""
     properties = onnx.load(model_file(), load_external_data=False).metadata_props
     (listed,) = (item.value for item in properties if item.key == "character")
     return ["", *listed.splitlines(), " "]

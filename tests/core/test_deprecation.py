@@ -1,4 +1,4 @@
-"""What is deprecated warns for two minor versions, and is gone after them."""
+"""A deprecated name warns for two minor versions, and is gone after them."""
 
 import importlib
 import pkgutil

@@ -384,10 +384,12 @@ def _strip(values: Mapping[str, T], part: str) -> dict[str, T]:
 
 
 def _part_space(model: Composite, name: str, space: TuningSpace) -> TuningSpace:
-    part = model.parts[name]
-    asked = frozenset((_select([op], name)[0], p) for op, p in space.asked if _select([op], name))
+    part, prefix = model.parts[name], f"{name}/"
+    requests = frozenset(
+        (op.removeprefix(prefix), p) for op, p in space.asked if op.startswith(prefix)
+    )
     return TuningSpace(
-        part.adaptor.graph(part.held), _strip(space.capabilities, name), space.lists, asked
+        part.adaptor.graph(part.held), _strip(space.capabilities, name), space.lists, requests
     )
 
 

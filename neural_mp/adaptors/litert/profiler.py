@@ -149,12 +149,12 @@ def assign_events(program: Program, events: Sequence[KernelEvent]) -> list[int]:
     groups = list(_group_events(events))
     parts = list(_iterate_parts(ops, {e.position for e in events if not e.is_delegated}))
     delegated = [group for group in groups if group[0].is_delegated]
-    fits = all(
+    has_own_ops = all(
         event.is_delegated
         or (event.position < len(ops) and ops[event.position].kind == event.op_type)
         for event in events
     )
-    if len(parts) != len(delegated) or not fits:
+    if len(parts) != len(delegated) or not has_own_ops:
         # The runtime rewrote the graph: the order is all that is left.
         return _align_kernels(ops, range(len(ops)), events)
     waiting, owners = iter(parts), list[int]()

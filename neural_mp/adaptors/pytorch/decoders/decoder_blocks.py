@@ -215,8 +215,8 @@ def select_counted_rows(values: torch.Tensor, masks: TokenMasks) -> torch.Tensor
     routed = ROUTED_TOKENS.get()
     if routed is not None:
         flat = [mask.reshape(-1) for mask in masks.by_shape.values()]
-        fits = len(flat) == 1 and len(values) == len(routed)
-        return values[torch.from_numpy(flat[0])[routed]] if fits else values
+        is_of_batch = len(flat) == 1 and len(values) == len(routed)
+        return values[torch.from_numpy(flat[0])[routed]] if is_of_batch else values
     mask = masks.find_mask(tuple(values.shape))
     return values if mask is None else values[torch.from_numpy(mask)]
 

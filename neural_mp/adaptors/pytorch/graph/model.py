@@ -148,12 +148,13 @@ class TorchModel:
         Parts of the user's code that are `StandIn`s have the attributes of the layers they replace.
         """
         parts = self.parts if parts is None else parts
-        made = {path: make(part) for path, part in parts.items()}
-        for path, module in made.items() if self.shell is not None else ():
-            if isinstance(module, StandIn) and self.shell is not None:
-                graph = parts[path].portable if parts[path].is_converted else None
-                module.stand_for(self.shell.get_submodule(path), graph)
-        return assemble_module(self.shell, made)
+        modules = {path: make(part) for path, part in parts.items()}
+        if self.shell is not None:
+            for path, module in modules.items():
+                if isinstance(module, StandIn):
+                    graph = parts[path].portable if parts[path].is_converted else None
+                    module.stand_for(self.shell.get_submodule(path), graph)
+        return assemble_module(self.shell, modules)
 
 
 def assemble_module(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
