@@ -116,6 +116,7 @@ class Program:
 
     def count_macs(self) -> tuple[float, float]:
         """Return the multiply-adds of a call, and those whose factors are both in INT8."""
+        self.interpreter.invoke()  # sizes that the graph computes are unknown before
         details = {tensor["index"]: tensor for tensor in self.interpreter.get_tensor_details()}
         total = in_int8 = 0.0
         for op in self.interpreter._get_ops_details():
