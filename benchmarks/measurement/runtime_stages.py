@@ -54,6 +54,8 @@ STATIC, PT2E = "quantize_static", "torchao PT2E + inductor"
 TFLITE = "TFLite INT8 of the Keras model"
 #: Ways of ours without a metric, and the FP32 that each is compared with.
 OWN = {EAGER: TORCH, COMPILED: TORCH, ONNX: ORT, KERAS: KERAS_FP32}
+#: Settings of OpenVINO without BF16, which its own hint takes where the machine has kernels.
+F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 FLOATS, PEERS = (TORCH, ORT, OPENVINO), (NNCF, NNCF_F32, STATIC, PT2E, TFLITE)
 
 
@@ -227,12 +229,14 @@ def judge(name: str, folder: Path, file: str) -> dict[str, Any]:
     """Return the noise of a file in OpenVINO."""
     case = case_of(name)
     _, expected = reference(name)
-    call = _openvino(folder / file, case.draw(1, TIMED), {"INFERENCE_PRECISION_HINT": "f32"})
+    call = compile_for_openvino(folder / file, case.draw(1, TIMED), F32)
     outputs = [call(inputs) for inputs in case.cut(case.judged, JUDGED, 1)]
     return {"noise": noise(expected, np.concatenate(outputs))}
 
 
-def _openvino(file: Path, example: tuple[np.ndarray, ...], settings: dict[str, Any]) -> Call:
+def compile_for_openvino(
+    file: Path, example: tuple[np.ndarray, ...], settings: dict[str, Any]
+) -> Call:
     """A model compiled for one shape, called at the least overhead."""
     program = get_core().read_model(file)
     program.reshape(dict(zip(range(len(example)), (a.shape for a in example), strict=True)))
@@ -260,20 +264,20 @@ def _session(file: Path) -> Call:
 
 def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
     """Return way → the call of a model, for all files that there are."""
-    example, f32 = case_of(name).draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
+    example = case_of(name).draw(size, TIMED)
     ours = folder / f"ours{size}"
-    calls = {OPENVINO: _openvino(folder / "fp32.onnx", example, f32)}
+    calls = {OPENVINO: compile_for_openvino(folder / "fp32.onnx", example, F32)}
     if ours.exists():
         result = load(ours)
         calls[OURS] = lambda inputs: result(*inputs)
         if (ours / "model.xml").exists():
             noted = choose_precision_hint(get_core().read_model(ours / "model.xml"))
-            calls[PLAIN] = _openvino(
+            calls[PLAIN] = compile_for_openvino(
                 ours / "model.xml", example, {"INFERENCE_PRECISION_HINT": noted}
             )
     if (folder / "nncf.xml").exists():
-        calls[NNCF] = _openvino(folder / "nncf.xml", example, {})
-        calls[NNCF_F32] = _openvino(folder / "nncf.xml", example, f32)
+        calls[NNCF] = compile_for_openvino(folder / "nncf.xml", example, {})
+        calls[NNCF_F32] = compile_for_openvino(folder / "nncf.xml", example, F32)
     if (folder / "static.onnx").exists():
         calls[STATIC] = _session(folder / "static.onnx")
     package = folder / f"pt2e{size}.pt2"
@@ -298,13 +302,13 @@ def race(name: str, folder: Path, size: str, rounds: str, clock: str, parts: str
     calls |= results
     noises |= own_noise(name, results, expected, int(size))
     timer = time.process_time if clock == "cpu" else time.perf_counter
-    runs = {label: _repeated(call, inputs, timer) for label, call in calls.items()}
+    runs = {label: repeat_call(call, inputs, timer) for label, call in calls.items()}
     if "speed" in parts and (folder / "lite.tflite").exists():
-        runs[TFLITE] = _repeated(lite_call(folder, name, int(size)), inputs, timer)
+        runs[TFLITE] = repeat_call(lite_call(folder, name, int(size)), inputs, timer)
         noises[TFLITE] = float((folder / "lite.noise").read_text())
     return {
         "noise": noises,
-        "seconds": _in_turn(runs, int(rounds)),
+        "seconds": run_in_turn(runs, int(rounds)),
         "operations": _operations(net, inputs),
         "peaks": _peaks(timer),
     }
@@ -342,7 +346,7 @@ def _peaks(timer: Callable[[], float]) -> dict[str, float]:
     fastest: dict[str, float] = {}
     with torch.inference_mode():
         for precision, run in products:
-            once = _repeated(lambda _, run=run: run(), (), timer)
+            once = repeat_call(lambda _, run=run: run(), (), timer)
             rate = 2 * width**3 / min(once() for _ in range(tries))
             fastest[precision] = max(rate, fastest.get(precision, 0))
     return fastest
@@ -352,7 +356,7 @@ def _peaks(timer: Callable[[], float]) -> dict[str, float]:
 _BLOCK = 0.02
 
 
-def _repeated(
+def repeat_call(
     call: Call, inputs: tuple[np.ndarray, ...], timer: Callable[[], float]
 ) -> Callable[[], float]:
     """Return what runs a call, once without counting, then for a while: mean seconds of a call."""
@@ -371,7 +375,7 @@ def _repeated(
     return run
 
 
-def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def run_in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Take turns in a random order, as what runs after a small model finds warm caches."""
     order, timings = random.Random(0), {label: [] for label in runs}
     for _ in range(rounds):

@@ -2,9 +2,9 @@
 
     PEER -m benchmarks.peers.runtime_peers nncf|static|pt2e SOURCE DATA TARGET
 
-SOURCE is an ONNX file, or the exported program for `pt2e`; DATA an `.npz` of calibration samples
-by input, in batches of eight or of the file's size. Prints CPU and wall seconds of all parts, and
-the peak memory.
+SOURCE is an ONNX file, for `nncf` also one of OpenVINO, or the exported program for `pt2e`; DATA an
+`.npz` of calibration samples by input, in batches of eight or of the file's size. Prints CPU and
+wall seconds of all parts, and the peak memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def batches(path: Path, source: Path) -> Iterator[Feeds]:
 
 
 def _fixed_batch(source: Path) -> int:
-    """Return the size of the first axis of an ONNX file, 0 if dynamic."""
+    """Return the size of the first axis of an ONNX file, 0 if dynamic or another file."""
+    if source.suffix != ".onnx":
+        return 0
     import onnx
 
     graph = onnx.load(source, load_external_data=False).graph
@@ -45,7 +47,10 @@ def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
     feeds = list(batches(data, source))
     is_transformer = len(feeds[0]) > 1
     with clock.part("read"):
-        model = openvino.convert_model(source)  # folds batch norms, without which it loses
+        if source.suffix == ".xml":
+            model = openvino.Core().read_model(source)
+        else:  # folds batch norms, without which the result loses
+            model = openvino.convert_model(source)
     with clock.part("calibrate + convert"):
         quantized_model = nncf.quantize(
             model,
