@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._pytree import TreeSpec
 
 onednn = torch.ops.onednn
+
+#: Sources of generated graphs that stay for tracebacks, in the process.
+MAX_GENERATED_SOURCE_BYTES = 1 << 19
 
 
 def find_integer_convolution(axes: int) -> Any:
@@ -115,7 +119,7 @@ def release_trace(program: ExportedProgram) -> None:
     """Let the memory of a trace with symbolic sizes go with its program.
 
     Torch (as of 2.13) keeps the example inputs and a cache of ops in cycles through C++, which no
-    garbage collector sees, and sizes in caches of the process.
+    garbage collector sees, sizes in caches of the process, and the code of every graph.
     """
     from torch._guards import detect_fake_mode
     from torch._subclasses import FakeTensorMode
@@ -130,6 +134,18 @@ def release_trace(program: ExportedProgram) -> None:
     for method in vars(ShapeEnv).values():
         if hasattr(method, "cache_clear"):
             method.cache_clear()
+    _forget_old_sources()
+
+
+def _forget_old_sources() -> None:
+    """Drop the oldest generated sources, which torch keeps for tracebacks, beyond the limit."""
+    sources = getattr(getattr(torch.fx.graph_module, "_loader", None), "eval_cache", {})
+    total_bytes = 0
+    for name in reversed(list(sources)):
+        total_bytes += len(sources.get(name, ""))
+        if total_bytes > MAX_GENERATED_SOURCE_BYTES:
+            sources.pop(name, None)
+            linecache.cache.pop(name, None)
 
 
 def is_being_traced() -> bool:

@@ -1,6 +1,7 @@
 """Traces of torch disturb neither those of other threads nor calls there, and leave no memory."""
 
 import gc
+import linecache
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch import versions
 from neural_mp.adaptors.pytorch.capture.graph_capture import capture_module
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs
 
@@ -81,3 +83,19 @@ def test_a_trace_goes_with_its_model():
         del converter
         counts.append(count_traces())
     assert max(counts[1:]) <= counts[0]
+
+
+def test_sources_of_generated_graphs_stay_within_a_limit(monkeypatch):
+    """Torch keeps the source of every graph for the process; tracebacks show the newest."""
+    monkeypatch.setattr(versions, "MAX_GENERATED_SOURCE_BYTES", 20_000)
+    names = set()
+    for _ in range(3):
+        converter = MixedPrecision(model=make_net(), precisions="int8", calib_dataloader=[X])
+        converter.objective, converter.runtime = "modelsize", "source"
+        converter()
+        names |= {name for name in linecache.cache if name.startswith("<eval_with_key>")}
+    graph = torch.export.export(make_net(), (X,)).module()
+    versions.release_trace(torch.export.export(make_net(), (X,)))
+    sources = {name: linecache.getlines(name) for name in names}
+    assert sum(len("".join(lines)) for lines in sources.values()) <= 20_000
+    assert linecache.getlines(type(graph).forward.__code__.co_filename)
