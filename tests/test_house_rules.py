@@ -147,6 +147,24 @@ def test_arguments_and_items_are_not_packed():
     assert not {name: numbers for name, numbers in lines.items() if numbers}
 
 
+def bare_class_variables(source: str) -> list[int]:
+    """Return the lines that annotate a `ClassVar` of no type, which Python 3.10 cannot resolve."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.annotation, ast.Name)
+        and node.annotation.id == "ClassVar"
+    ]
+
+
+def test_class_variables_name_their_type():
+    assert bare_class_variables("a: ClassVar[int] = 1\nb: ClassVar = 2\n") == [2]
+    files = (ROOT / "neural_mp").rglob("*.py")
+    lines = {str(file.relative_to(ROOT)): bare_class_variables(file.read_text()) for file in files}
+    assert not {name: numbers for name, numbers in lines.items() if numbers}
+
+
 #: Participles, adverbs and pronouns, which are no names of values by themselves.
 VAGUE_NAMES = frozenset(
     [

@@ -5,7 +5,7 @@ Times have their spread, and the workload that weighs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Annotated, ClassVar, NamedTuple
@@ -109,7 +109,7 @@ class OpTimings(JsonFields):
 
     omits_defaults: ClassVar[bool] = True
 
-    optional_keys: ClassVar = ("whole", "spread", "conversions")
+    optional_keys: ClassVar[Collection[str] | None] = ("whole", "spread", "conversions")
 
     ops: Mapping[str, Mapping[Precision, _Positive]] = field(default_factory=dict)
     conversion: NonNegative | None = None

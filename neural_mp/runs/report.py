@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -374,7 +374,7 @@ class Machine(JsonFields):
         system: the operating system.
     """
 
-    optional_keys: ClassVar = ()
+    optional_keys: ClassVar[Collection[str] | None] = ()
 
     name: str = "unknown CPU"
     cores: Count = 1
@@ -403,7 +403,7 @@ class RunStart:
         runtimes: figures of the runtimes that were compared before the search.
     """
 
-    optional_keys: ClassVar = ("runtimes",)
+    optional_keys: ClassVar[Collection[str] | None] = ("runtimes",)
 
     started: str
     model: str
@@ -435,7 +435,7 @@ class Conversion(JsonFields):
         seconds: duration; None if the runtime does not report it.
     """
 
-    optional_keys: ClassVar = ()
+    optional_keys: ClassVar[Collection[str] | None] = ()
 
     source: str
     readers: tuple[str, ...]
@@ -462,7 +462,7 @@ class RunEnd(JsonFields):
             batch.
     """
 
-    optional_keys: ClassVar = ("timed_samples",)
+    optional_keys: ClassVar[Collection[str] | None] = ("timed_samples",)
 
     ended: str
     met: bool | None

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,7 +53,7 @@ class TrainingProgress(JsonFields):
         complete: whether all epochs were run; False if the budget ended first.
     """
 
-    optional_keys: ClassVar = ()
+    optional_keys: ClassVar[Collection[str] | None] = ()
 
     losses: tuple[Finite, ...] = ()
     scores: tuple[Finite, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -58,7 +58,7 @@ class Boundary(JsonFields):
         held: an object that must live as long as the model.
     """
 
-    optional_keys: ClassVar = ()
+    optional_keys: ClassVar[Collection[str] | None] = ()
 
     framework: Annotated[str, one_of(tuple(FRAMEWORKS))]
     signature: Signature

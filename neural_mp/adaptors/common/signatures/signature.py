@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -48,7 +48,7 @@ class TensorSpec(JsonFields):
         default: of an optional input, the value for batches without the input; else None.
     """
 
-    optional_keys: ClassVar = ("default",)
+    optional_keys: ClassVar[Collection[str] | None] = ("default",)
 
     name: str
     tensor: str
@@ -117,7 +117,7 @@ class Signature(JsonFields):
         returns: the structure of the returned value, with indices of outputs as leaves.
     """
 
-    optional_keys: ClassVar = ()
+    optional_keys: ClassVar[Collection[str] | None] = ()
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
