@@ -39,19 +39,25 @@ from neural_mp.api.user_metrics import (
     resolve_direction,
     warn_replaced_metric,
 )
-from neural_mp.config import Options, Settings, describe_source
-from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, OPTIONS
+from neural_mp.config import Options, Settings, describe_settings, describe_source
+from neural_mp.config.options import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE
 from neural_mp.core import hardware as machine
 from neural_mp.core.criterion import (
     EFFORT_LIMITS,
     AccuracyCriterion,
     Effort,
     EffortLimits,
-    ExitPolicy,
     is_throughput,
     parse_objectives,
 )
-from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, Objective, is_latency_only
+from neural_mp.core.enums import (
+    AUTO_RUNTIME,
+    SOURCE_RUNTIME,
+    Approach,
+    Capture,
+    Objective,
+    is_latency_only,
+)
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import CPU_PRECISIONS, Precision
 from neural_mp.errors import ConfigurationError
@@ -59,7 +65,6 @@ from neural_mp.io.files import create_writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, WEIGHTS_FOLDER, FileCache
 from neural_mp.runs.history import History, get_storage_url, read_compared_runtimes
 from neural_mp.runs.registry import describe_machine_key, in_detail
-from neural_mp.runs.report import Setting
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.basic import AutoMixedPrecision
 from neural_mp.strategies.widening import Widening
@@ -83,43 +88,6 @@ def make_model_name(model: object) -> str:
     return type(model).__name__
 
 
-def describe_settings(options: Options, file: Settings) -> dict[str, Setting]:
-    """Return option → value and source, for options that affect the run.
-
-    An option set to its default counts as not set.
-    """
-    settings = {}
-    for name, option in OPTIONS.items():
-        if not option.shown:
-            continue  # arrays, for example, do not compare
-        value = getattr(options, name)
-        if value != getattr(file.options, name):
-            origin = "Python"
-        elif value != option.default:
-            origin = "the file"
-        else:
-            origin = "default"
-        text = _in_words(value)
-        if text:
-            settings[name] = Setting(text, origin)
-    return settings
-
-
-def _in_words(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, ExitPolicy):
-        limit = f"{value.timeout:g} s" if value.timeout else "no time limit"
-        return f"at most {value.max_trials} trials, {limit}"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_in_words(part)}" for name, part in value.items())
-    if isinstance(value, list | tuple | set | frozenset):
-        return ", ".join(_in_words(part) for part in value)
-    return str(value)
-
-
 def cache_of(options: Options, model: AnyModel, target: TargetProfile | None = None) -> FileCache:
     """Return the workspace's cache of measurements of a model on this machine, or for a target."""
     folder = _cache_folder(options)
@@ -128,8 +96,19 @@ def cache_of(options: Options, model: AnyModel, target: TargetProfile | None = N
     rules = compute_target_fingerprint(target)
     return FileCache(
         folder,
-        {"model": model.fingerprint, **rules, **describe_machine_key(model.adaptor.packages)},
+        {
+            "model": model.fingerprint,
+            **rules,
+            **describe_provider(model),
+            **describe_machine_key(model.adaptor.packages),
+        },
     )
+
+
+def describe_provider(model: AnyModel) -> dict[str, str]:
+    """Return the execution provider, for keys of runs and caches; empty for the default."""
+    provider = model.adaptor.provider
+    return {"provider": provider} if provider else {}
 
 
 def make_correction_options(options: Options) -> CorrectionOptions:
@@ -234,6 +213,12 @@ class JobBuilder:
         """The profile of an accelerator; None for a CPU."""
         return profile_of(self.options.target)
 
+    @property
+    def runtime(self) -> str:
+        """The runtime of the result; the source's for an accelerator or an execution provider."""
+        is_fixed = self.options.provider is not None or self.target_profile is not None
+        return SOURCE_RUNTIME if is_fixed else self.options.runtime
+
     def build_job(self) -> tuple[TuningJob, Path | None]:
         """Return the tuning job, and the folder for log files if one is set."""
         check_options(self.options)
@@ -278,11 +263,16 @@ class JobBuilder:
 
         evaluator = self._build_evaluator(evaluation, metrics)
         fingerprint = partial(
-            self._run_fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
+            self._run_fingerprint,
+            {"model": loaded.fingerprint, **describe_provider(loaded)},
+            evaluator,
+            calibration,
+            criterion,
+            amp,
         )
         url = partial(get_storage_url, options.workspace, options.storage)
         runtime = RuntimeOptions(
-            options.runtime if target is None else SOURCE_RUNTIME,
+            self.runtime,
             load,
             loaded,
             self.settings,
@@ -293,7 +283,7 @@ class JobBuilder:
             strategy,
         )
         sampled = self._build_calibration(calibration)
-        if options.runtime != SOURCE_RUNTIME:
+        if self.runtime != SOURCE_RUNTIME:
             self.log.listener.phase("Choosing the runtime", None)
         chosen = runtime.choose_runtime(
             sampled,
@@ -382,7 +372,7 @@ class JobBuilder:
 
     def _find_stored_precisions(self, loaded: AnyModel) -> frozenset[Precision]:
         """Return the 16-bit precisions of weights of the framework, or of the chosen runtime."""
-        runtime = self.options.runtime
+        runtime = self.runtime
         adaptor = get_adaptor_named(runtime) if runtime in FRAMEWORKS else loaded.adaptor
         return adaptor.stored_precisions
 
@@ -450,6 +440,7 @@ class JobBuilder:
                 example=first,
                 capture=Capture(self.options.capture),
                 trust=self.settings.trust,
+                provider=self.options.provider,
             )
 
         def load_for_batch(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
@@ -533,26 +524,29 @@ class JobBuilder:
     ) -> HintSearch | None:
         """Return the search for a faster runtime; None if not wanted."""
         options = self.options
-        enabled = options.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
-        if not enabled or read_workers(options.workers).uses_processes:
+        is_free = options.runtime == SOURCE_RUNTIME and not source.adaptor.provider
+        if (
+            not (is_free and self.log.listener.wants_hints)
+            or read_workers(options.workers).uses_processes
+        ):
             return None
         return HintSearch(source, measured(source), cache_of(options, source, self.target_profile))
 
     def _run_fingerprint(
         self,
-        model: str,
+        model: Mapping[str, str],
         evaluator: Evaluator,
         calibration: Batches | None,
         criterion: AccuracyCriterion,
         amp: AmpSettings,
     ) -> Mapping[str, str]:
-        """Return the fingerprint of the run; `model` is that of the source."""
+        """Return the fingerprint of the run; `model` are the keys of the source."""
         options, evaluation = self.options, evaluator.batches
-        runtime = options.runtime
+        runtime = self.runtime
         streams = count_concurrent_streams(self.settings, options.objective)
         workload = Workload.from_value(options.workload)
         return {
-            "model": model,
+            **model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
             **compute_target_fingerprint(self.target_profile),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
@@ -585,6 +579,11 @@ def check_options(options: Options) -> None:
         raise ConfigurationError("model must be set; set converter.model, or model.name in YAML")
     options.check_options()
     SizeLimit(options.max_bytes, options.max_bits)
+    if options.provider is not None and options.runtime not in (SOURCE_RUNTIME, AUTO_RUNTIME):
+        raise ConfigurationError(
+            f"runtime must be {SOURCE_RUNTIME!r} or {AUTO_RUNTIME!r} with a provider, got "
+            f"{options.runtime!r}: the provider runs the model in ONNX Runtime; remove one of both"
+        )
     workers = read_workers(options.workers)
     if workers.uses_processes:
         get_executor_named(workers.engine).check(workers)

@@ -116,14 +116,18 @@ def load_source(
     example: object = None,
     capture: Capture = Capture.WHOLE,
     trust: Iterable[str] = (),
+    provider: str | None = None,
 ) -> AnyModel:
     """Load a model (object, path or `module:attribute`) with the adaptor of its framework.
 
     For the options, see `Adaptor.load`. `example` are the inputs of one batch; a `FirstBatch` makes
     errors name its loader. `trust` names ops with side effects that the model file may contain.
+    `provider` is an execution provider of the runtime.
     """
     resolved = resolve_source(source)
     adaptor = adaptor_for(resolved, framework)
+    if provider is not None:
+        adaptor = adaptor.with_provider(provider)
     data = example if isinstance(example, FirstBatch) else FirstBatch(example, "")
     try:
         with trusting(trust):

@@ -39,12 +39,17 @@ def check_ignored(options: Options) -> None:
     """Check that no option is set that a search for an accelerator cannot heed.
 
     Raises:
-        ConfigurationError: a runtime is named, or another objective than latency.
+        ConfigurationError: a runtime or a provider is named, or another objective than latency.
     """
     if options.runtime not in (SOURCE_RUNTIME, AUTO_RUNTIME):
         raise ConfigurationError(
             f"runtime must be {SOURCE_RUNTIME!r} or {AUTO_RUNTIME!r} for an accelerator, got "
             f"{options.runtime!r}: the result is an ONNX file; remove the runtime"
+        )
+    if options.provider is not None:
+        raise ConfigurationError(
+            f"provider must be unset for an accelerator, got {options.provider!r}: the target "
+            f"decides what runs the result; remove the provider"
         )
     if set(parse_objectives(options.objective)) != {Objective.PERFORMANCE}:
         raise ConfigurationError(

@@ -18,7 +18,7 @@ from neural_mp.config.settings import (
     TrainSettings,
 )
 from neural_mp.config.source import IgnoredSettingWarning, read_file, read_mapping, read_text
-from neural_mp.config.writer import describe_source, settings_to_yaml
+from neural_mp.config.writer import describe_settings, describe_source, settings_to_yaml
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.validators import file_path, preview_value, validate_option
@@ -31,6 +31,7 @@ __all__ = [
     "PerformanceSettings",
     "Settings",
     "TrainSettings",
+    "describe_settings",
     "describe_source",
     "load_settings",
     "parse_settings",

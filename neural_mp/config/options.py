@@ -393,6 +393,16 @@ class Options:
         flag="Runtime of the result: auto, source or a name; default: auto.",
         shown=True,
     )
+    provider: str | None = declare_option(
+        None,
+        "[execution provider](onnx.md#execution-providers) of ONNX Runtime, e.g. "
+        "`CUDAExecutionProvider`",
+        "model.provider",
+        rule=string,
+        flag="Execution provider of ONNX Runtime, e.g. CUDAExecutionProvider; default: CPU.",
+        shown=True,
+        default_words="`CPUExecutionProvider`",
+    )
     io: str = declare_option(
         FLOAT_IO,
         'types of the inputs and outputs of the result: `"float"`, or '

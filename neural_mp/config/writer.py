@@ -25,7 +25,7 @@ from neural_mp.core.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.core.enums import Dialect
 from neural_mp.data.loader import DescribedLoader
 from neural_mp.errors import ConfigurationError
-from neural_mp.runs.report import RunSource
+from neural_mp.runs.report import RunSource, Setting
 from neural_mp.space.capability import Constraints, OpConstraint
 from neural_mp.util.string_enum import StringEnum
 
@@ -201,6 +201,43 @@ def describe_source(options: Options, settings: Settings) -> RunSource | None:
         logger.debug("the options cannot be stored with the run", exc_info=True)
         return None
     return RunSource(text, str(Path.cwd()))
+
+
+def describe_settings(options: Options, file: Settings) -> dict[str, Setting]:
+    """Return option → value and source, for options that affect the run.
+
+    An option set to its default counts as not set.
+    """
+    settings = {}
+    for name, option in OPTIONS.items():
+        if not option.shown:
+            continue  # arrays, for example, do not compare
+        value = getattr(options, name)
+        if value != getattr(file.options, name):
+            origin = "Python"
+        elif value != option.default:
+            origin = "the file"
+        else:
+            origin = "default"
+        text = _in_words(value)
+        if text:
+            settings[name] = Setting(text, origin)
+    return settings
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, ExitPolicy):
+        limit = f"{value.timeout:g} s" if value.timeout else "no time limit"
+        return f"at most {value.max_trials} trials, {limit}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_in_words(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(_in_words(part) for part in value)
+    return str(value)
 
 
 def _is_unset(value: object) -> bool:

@@ -22,10 +22,12 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import KeptOutputs, Observations, Range, WidthFigures
 from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError
 from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
+F = TypeVar("F", bound="Framework[Any]")
 
 
 class Framework(ABC, Generic[M]):
@@ -43,6 +45,8 @@ class Framework(ABC, Generic[M]):
     stored_precisions: ClassVar[frozenset[Precision]] = frozenset()
     #: Names of files beside a saved model that it does not read, and that users may replace.
     replaceable_files: ClassVar[Collection[str]] = ()
+    #: Execution provider of the runtime; empty for its default.
+    provider: str = ""
     #: Kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 
@@ -192,6 +196,17 @@ class Framework(ABC, Generic[M]):
         for name, stats in self.observe_tensors(model, [inputs], tensors):
             counts[name] = counts.get(name, 0.0) + stats.count * len(stats.power)
         return counts
+
+    def with_provider(self: F, provider: str) -> F:
+        """Return the adaptor whose runtime runs models on an execution provider.
+
+        Raises:
+            ConfigurationError: the runtime has no such provider.
+        """
+        raise ConfigurationError(
+            f"provider must be unset for models of {self.framework}, which has no execution "
+            f"providers, got {provider!r}; remove the provider"
+        )
 
     def prepare(self, model: M) -> None:
         """Make what the first run would make, e.g. a session, so that its time is that of a run.

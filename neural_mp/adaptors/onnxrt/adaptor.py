@@ -16,7 +16,7 @@ from neural_mp.adaptors.onnxrt.base import OnnxGraphAdaptor
 from neural_mp.adaptors.onnxrt.capabilities import find_kernels
 from neural_mp.adaptors.onnxrt.convert import convert_graph
 from neural_mp.adaptors.onnxrt.files import loading, storage
-from neural_mp.adaptors.onnxrt.graph.sessions import CPU
+from neural_mp.adaptors.onnxrt.graph.sessions import CPU, check_provider
 from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.onnxrt.kernels.registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel, build_graph
@@ -32,7 +32,8 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
     """The adaptor of ONNX files, messages and serialized messages.
 
     Args:
-        provider: name of the execution provider; by default `NEURAL_MP_ONNX_PROVIDER`, else CPU.
+        provider: name of the execution provider; by default `NEURAL_MP_ONNX_PROVIDER`, else that
+            of a saved model, else CPU.
     """
 
     unoptimized_run = optional.UnoptimizedRun(
@@ -62,12 +63,20 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
     dump_graph = staticmethod(storage.dump_graph)
 
     def __init__(self, provider: str | None = None) -> None:
-        self.provider = provider or os.environ.get(PROVIDER_VARIABLE) or CPU
+        self.provider = provider or os.environ.get(PROVIDER_VARIABLE) or ""
+
+    def with_provider(self, provider: str) -> OnnxRuntimeAdaptor:
+        """Return the adaptor of a provider.
+
+        Raises:
+            ConfigurationError: the installed ONNX Runtime does not have the provider.
+        """
+        return OnnxRuntimeAdaptor(check_provider(provider))
 
     def read_model(self, source: object, spec: InputSpec) -> OnnxModel:
         """Read and canonicalize a model."""
         with pause_garbage_collection():
-            return loading.load_model(source, spec, self.provider)
+            return loading.load_model(source, spec, check_provider(self.provider or CPU))
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return kernels from the provider's kernel registry and ONNX's schemas."""
@@ -77,7 +86,7 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
 
     def op_types(self) -> Collection[str]:
         """Return the op types of ONNX and ONNX Runtime."""
-        return every_op_type(self.provider)
+        return every_op_type(self.provider or CPU)
 
     def restore(self, folder: Path) -> OnnxModel:
         """Read back the files of `save`."""

@@ -35,13 +35,14 @@ from neural_mp.adaptors.onnxrt.graph.sessions import (
     MESSAGE_LIMIT,
     PLAIN,
     Runner,
+    check_provider,
     count_constant_bytes,
 )
 from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import use_utf8_path
-from neural_mp.util.validators import boolean, non_negative_integer, record
+from neural_mp.util.validators import boolean, non_negative_integer, record, string
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 
@@ -49,7 +50,10 @@ MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 def save_model(model: OnnxModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
-    write_details(folder / DETAILS_FILE, {**collect_graph_details(model), "opset": model.opset})
+    details = {**collect_graph_details(model), "opset": model.opset}
+    if model.provider != CPU:
+        details["provider"] = model.provider
+    write_details(folder / DETAILS_FILE, details)
 
 
 def add_metadata(folder: Path, metadata: Mapping[str, str]) -> None:
@@ -61,9 +65,10 @@ def add_metadata(folder: Path, metadata: Mapping[str, str]) -> None:
 
 
 def restore_model(folder: Path, provider: str) -> OnnxModel:
-    """Read back the files of `save_model`.
+    """Read back the files of `save_model`, for the provider that they were made for by default.
 
     Raises:
+        ConfigurationError: the installed ONNX Runtime does not have the provider.
         ModelLoadError: the files are missing, truncated or tampered with.
     """
     source = read_file(folder / MODEL_FILE)
@@ -71,6 +76,7 @@ def restore_model(folder: Path, provider: str) -> OnnxModel:
     signature, details = read_details(
         folder / DETAILS_FILE, lambda value: (Signature.from_dict(value), _DETAILS(value))
     )
+    provider = check_provider(provider or details.get("provider", CPU))
     origin = Origin.from_program(source.folder, program)
     try:
         Runner(program, source.folder, provider, level=PLAIN)
@@ -91,7 +97,8 @@ def restore_model(folder: Path, provider: str) -> OnnxModel:
     )
 
 
-_DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": boolean}, LATER)
+_LATER = {**LATER, "provider": string}
+_DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": boolean}, _LATER)
 
 
 def transfer_file(model: OnnxModel, folder: Path) -> Path:

@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.signatures.signature import Array
 from neural_mp.adaptors.common.threads import get_allowed_threads
 from neural_mp.adaptors.onnxrt.graph.edit import count_tensor_bytes, iterate_all_constants
 from neural_mp.adaptors.onnxrt.graph.protos import save_program, serialize_to_message
-from neural_mp.errors import ConversionError, one_line
+from neural_mp.errors import ConfigurationError, ConversionError, did_you_mean, one_line
 from neural_mp.io.files import is_utf8
 from neural_mp.util.system.processes import keep_in_forks
 from neural_mp.util.system.watched_thread import watch_calls
@@ -52,6 +52,22 @@ _NON_NUMPY_TYPES = tuple(
 )
 #: Protocol Buffers messages are limited to 2 GiB: larger weights go to another file.
 MESSAGE_LIMIT = 1_900_000_000
+
+
+def check_provider(provider: str) -> str:
+    """Return the name of an execution provider; sessions replace a missing one by the CPU.
+
+    Raises:
+        ConfigurationError: the installed ONNX Runtime does not have the provider.
+    """
+    available = ort.get_available_providers()
+    if provider not in available:
+        raise ConfigurationError(
+            f"provider must be one of those of the installed ONNX Runtime "
+            f"({', '.join(available)}), got {provider!r}{did_you_mean(provider, available)}; "
+            f"install a build of ONNX Runtime with this provider, or choose another"
+        )
+    return provider
 
 
 class _RunEnding:
