@@ -57,6 +57,16 @@ def convolution_takes_activations(axes: int) -> bool:
     return True
 
 
+def has_exact_byte_products() -> bool:
+    """Whether this CPU adds up products of bytes without saturation (AVX-512 VNNI).
+
+    Before torch 2.10, there was no list of capabilities.
+    """
+    if hasattr(torch.cpu, "get_capabilities"):
+        return bool(torch.cpu.get_capabilities().get("avx512_vnni", False))
+    return bool(torch.cpu._is_vnni_supported())
+
+
 def list_child_specs(spec: TreeSpec) -> list[TreeSpec]:
     """Return the specs of the children of a structure, an attribute before torch 2.9."""
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers.integrations import moe  # registers the op
+from transformers.integrations import moe  # noqa: F401 - registers the op
 
 import neural_mp
 from neural_mp import MixedPrecision
@@ -20,7 +20,6 @@ def test_the_product_is_that_of_each_expert(ends):
     starts = [0, *ends[:-1]]
     for matrix, start, end in zip(matrices, starts, ends, strict=True):
         torch.testing.assert_close(product[start:end], rows[start:end] @ matrix)
-    torch.testing.assert_close(product, moe._grouped_mm_fallback(rows, matrices, offsets))
 
 
 class Experts(nn.Module):
@@ -38,6 +37,10 @@ class Experts(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(torch.ops.transformers, "grouped_mm_fallback"),
+    reason="transformers before 5.3 has no op for the product of experts",
+)
 @pytest.mark.usefixtures("quick_runs")
 def test_a_saved_model_needs_no_op_of_another_package(tmp_path):
     torch.manual_seed(0)

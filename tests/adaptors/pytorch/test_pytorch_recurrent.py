@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.pytorch import versions
 from neural_mp.adaptors.pytorch.graph import recurrent
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.enums import Approach
@@ -180,9 +181,9 @@ def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_flo
 def test_activations_keep_to_seven_bits_where_products_of_bytes_saturate(monkeypatch):
     torch.manual_seed(0)
     (x,) = sequences()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+    monkeypatch.setattr(versions, "has_exact_byte_products", lambda: True)
     exact = Case(Layer("LSTM"), x)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": False})
+    monkeypatch.setattr(versions, "has_exact_byte_products", lambda: False)
     reduced = Case(exact.net, x)
     (reference, *_), (eight, *_), (seven, *_) = exact.wanted(x), exact(x), reduced(x)
     assert sqnr(reference, seven) > MIN_SQNR

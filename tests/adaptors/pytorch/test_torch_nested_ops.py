@@ -113,7 +113,9 @@ def test_an_op_is_not_hidden_in_another_one(tmp_path):
         node["inputs"] = [token, operator, *node["inputs"]]
         node["target"] = "torch.ops.higher_order.with_effects"
 
-    with pytest.raises(ModelLoadError, match="must be called by itself, not by with_effects"):
+    # Before torch 2.10, torch itself refuses the call.
+    refusals = "must be called by itself, not by with_effects|While executing %with_effects"
+    with pytest.raises(ModelLoadError, match=refusals):
         _loaded(changed(saved(tmp_path, lambda y, b: (y, _norm(y, b))), hide))
 
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch import versions
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
@@ -135,7 +136,7 @@ def _pack_cell(
             stored = torch._make_per_channel_quantized_tensor(integers, scales.double(), zeros, 0)
             packed.append(torch.ops.quantized.linear_prepack(stored, added))
     # Accumulation saturates without VNNI, unless activations are reduced to 7 bits.
-    reduced = not torch.cpu.get_capabilities().get("avx512_vnni", False)
+    reduced = not versions.has_exact_byte_products()
     make = torch.ops.quantized.make_quantized_cell_params_dynamic
     return make(*packed, bias, recurrent_bias, reduced)
 
