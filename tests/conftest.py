@@ -99,7 +99,10 @@ def _functions_of_the_exporter_are_read_once():
     export = torch.onnx.export
 
     def exported(*arguments, **options):
-        from onnxscript._internal.values import TracedOnnxFunction
+        try:
+            from onnxscript._internal.values import TracedOnnxFunction
+        except ImportError:  # before onnxscript 0.6
+            from onnxscript.values import TracedOnnxFunction
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         getter = TracedOnnxFunction.function_ir.fget

@@ -1,5 +1,6 @@
 """Commands that install extras: the right command in messages, pages and the Dockerfile."""
 
+import ast
 import os
 import re
 import shlex
@@ -18,7 +19,21 @@ from neural_mp.util import optional_packages
 from neural_mp.util.optional_packages import install_command
 
 ROOT = Path(__file__).parent.parent
-_EXTRAS = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+_EXTRAS = PROJECT.partition("[project.optional-dependencies]\n")[2]
+#: Folder of an adaptor → what its modules may import, as its extra installs it.
+ADAPTOR_PACKAGES = {
+    "litert": {"ai_edge_litert", "ai_edge_quantizer"},
+    "onnxrt": {"google", "onnx", "onnx_ir", "onnxruntime"},
+    "openvino": {"ml_dtypes"},
+    "pytorch": {"torch"},
+    "tensorflow": {"google", "keras", "tensorflow"},
+}
+#: What else is imported by modules for users of other extras alone.
+OTHER_PACKAGES = {
+    "testing": {"onnx", "onnxruntime", "pytest", "tensorflow"},
+    "ui": {"starlette", "uvicorn"},
+}
 EXTRAS = re.findall(r"^(\w+) = ", _EXTRAS.partition("\n[")[0], flags=re.MULTILINE)
 README = (ROOT / "README.md").read_text()
 #: What the README leaves to the reader: a trained model, a metric, data and a batch.
@@ -179,3 +194,37 @@ def test_a_postgresql_storage_without_its_driver_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)  # as if it were not installed
     with pytest.raises(HistoryError, match=r"requires the package psycopg.*\[postgresql\]"):
         open_storage("postgresql://user@127.0.0.1:1/none")
+
+
+def imported_at_once(node: ast.AST) -> set[str]:
+    """Return the packages that a statement of a module imports, functions aside."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {(node.module or "").partition(".")[0]}
+    is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    if is_later or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+        return set()
+    return set().union(*map(imported_at_once, ast.iter_child_nodes(node)))
+
+
+def test_modules_import_only_what_their_extra_installs():
+    assert imported_at_once(
+        ast.parse("import a.b\nif 1:\n  from c import d\ndef f(): import e")
+    ) == {
+        "a",
+        "c",
+    }
+    required = re.search(r"^dependencies = \[(.*?)\]", PROJECT, re.DOTALL | re.MULTILINE)[1]
+    names = {name.lower() for name in re.findall(r'"([\w-]+)', required)}
+    modules = {"pyyaml": "yaml", "scikit-learn": "sklearn", "py-cpuinfo": "cpuinfo"}
+    always = {modules.get(name, name) for name in names} | {"neural_mp", *sys.stdlib_module_names}
+    foreign = {}
+    for file in (ROOT / "neural_mp").rglob("*.py"):
+        area, part, *_ = (*file.relative_to(ROOT / "neural_mp").parts, "")
+        own = (ADAPTOR_PACKAGES if area == "adaptors" else OTHER_PACKAGES).get(
+            part if area == "adaptors" else area, set()
+        )
+        if missing := imported_at_once(ast.parse(file.read_text())) - always - own:
+            foreign[str(file)] = missing
+    assert not foreign

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import ml_dtypes
 import numpy as np
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
@@ -204,11 +203,13 @@ class GraphAdaptor(Adaptor[G]):
         return model.signature.in_order(model.example, batch_size)
 
 
-def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast values to a 16-bit dtype, saturating at its largest finite value.
+def cast_saturating(values: Array, dtype: np.dtype[Any] | str) -> Array:
+    """Cast values to a 16-bit dtype, or that of a name, saturating at its largest finite value.
 
     Many masks use the lowest float32 in place of minus infinity, which must not become infinite.
     """
+    import ml_dtypes  # registers bfloat16; comes with other frameworks than PyTorch
+
     with np.errstate(over="ignore"):
         low = values.astype(dtype)
     lost = np.isfinite(values) & ~np.isfinite(low.astype(np.float32))
@@ -221,8 +222,8 @@ def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
 #: The variants of a tensor, also used as name suffixes.
 FP32, BF16, FP16, UINT8 = "fp32", "bf16", "fp16", "uint8"
 VARIANT_OF: Mapping[Precision, str] = {Precision.BF16: BF16, Precision.FP16: FP16}
-#: The dtypes of constants.
-_NARROW = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
+#: Names of the dtypes of constants.
+_NARROW = {BF16: "bfloat16", FP16: "float16"}
 #: A framework's tensor: its name, or an object.
 
 
