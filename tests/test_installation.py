@@ -209,12 +209,8 @@ def imported_at_once(node: ast.AST) -> set[str]:
 
 
 def test_modules_import_only_what_their_extra_installs():
-    assert imported_at_once(
-        ast.parse("import a.b\nif 1:\n  from c import d\ndef f(): import e")
-    ) == {
-        "a",
-        "c",
-    }
+    source = "import a.b\nif 1:\n  from c import d\ndef f(): import e"
+    assert imported_at_once(ast.parse(source)) == {"a", "c"}
     required = re.search(r"^dependencies = \[(.*?)\]", PROJECT, re.DOTALL | re.MULTILINE)[1]
     names = {name.lower() for name in re.findall(r'"([\w-]+)', required)}
     modules = {"pyyaml": "yaml", "scikit-learn": "sklearn", "py-cpuinfo": "cpuinfo"}
