@@ -25,6 +25,22 @@ def test_pages_and_schema_are_those_of_the_declarations():
         assert file.read_text(encoding="utf-8") == text, f"run python docs/reference.py: {file}"
 
 
+def test_the_table_of_tested_versions_has_the_form_that_the_script_writes():
+    spec = importlib.util.spec_from_file_location("tested", ROOT / "docs" / "tested_versions.py")
+    tested = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tested)
+    page = tested.PAGE.read_text(encoding="utf-8")
+    rows = tested.read_page_rows(page)
+    assert rows
+    assert {len(row) for row in rows} == {len(tested.COLUMNS)}
+    assert tested.write_table(page) == page, "run python docs/tested_versions.py"
+    again = (*rows[0][:-1], "2000-01-01")
+    changed = tested.read_page_rows(tested.write_table(page, [again]))
+    assert changed == [again, *rows[1:]]
+    with pytest.raises(ValueError, match="must have the columns"):
+        tested.read_results("onnxrt\tpassed\n")
+
+
 def _validator():
     jsonschema = pytest.importorskip("jsonschema")
     return jsonschema.Draft202012Validator(reference.tuning_file_schema())

@@ -29,7 +29,12 @@ PLAN = {
 
 @pytest.fixture(scope="module")
 def converted():
-    return convert_with_plan(words(), plan_of(PLAN), inputs={"ids": IDS})
+    try:
+        return convert_with_plan(words(), plan_of(PLAN), inputs={"ids": IDS})
+    except PlanError as error:
+        if "this build of ONNX Runtime has no" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 def stored(model: onnx.ModelProto, op: str) -> np.ndarray:
