@@ -13,7 +13,7 @@ from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.errors import ModelLoadError
+from neural_mp.errors import ModelLoadError, PlanError
 
 MAKERS = {"genai": decoders.genai, "optimum": decoders.optimum}
 IDS = np.random.default_rng(0).integers(0, decoders.WORDS, (8, 10))
@@ -25,6 +25,15 @@ def model(request):
     return MAKERS[request.param]()
 
 
+def _convert(model: onnx.ModelProto, plan: PrecisionPlan) -> neural_mp.OptimizedModel:
+    try:
+        return convert_with_plan(model, plan, inputs=FEEDS)
+    except PlanError as error:
+        if "does not support INT8 with weight" not in str(error):
+            raise
+        pytest.skip(f"this build of ONNX Runtime multiplies no bytes in groups: {error}")
+
+
 def _plan(model: onnx.ModelProto, spec: str, precision: Precision) -> PrecisionPlan:
     constants = {tensor.name for tensor in model.graph.initializer}
     config = OpConfig(precision, QuantSpec.parse(spec))
@@ -34,7 +43,7 @@ def _plan(model: onnx.ModelProto, spec: str, precision: Precision) -> PrecisionP
 
 def test_the_file_and_the_folder_of_a_converted_decoder_write_the_same_tokens(model, tmp_path):
     plan = _plan(model, "uint8 asymmetric per_group 32 int8_inputs", Precision.INT8)
-    converted = convert_with_plan(model, plan, inputs=FEEDS)
+    converted = _convert(model, plan)
     assert converted.audit().holds
     assert len(plan) == 7 * decoders.LAYERS + 1
     converted.export_onnx(tmp_path / "decoder.onnx")
@@ -67,7 +76,7 @@ def test_inputs_and_outputs_of_the_cache_keep_names_types_and_axes(model, tmp_pa
 
 def test_steps_with_the_cache_equal_one_pass(model):
     plan = _plan(model, "uint8 asymmetric per_group 32 int8_inputs", Precision.INT8)
-    converted = convert_with_plan(model, plan, inputs=FEEDS)
+    converted = _convert(model, plan)
     whole = converted(decoders.feeds(IDS[:1]))[0]
     _, *present = converted(decoders.feeds(IDS[:1, :6]))
     names = [name for name in FEEDS if name.startswith("past")]

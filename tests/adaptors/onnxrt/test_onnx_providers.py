@@ -112,5 +112,5 @@ def test_files_and_flags_choose_the_provider(product, tmp_path, monkeypatch):
         ),
     )
     for code, _, errors in (from_file, by_flag):
-        assert code == 2
+        assert code == 2, errors
         assert f"got '{MISSING}'" in " ".join(errors.split())
