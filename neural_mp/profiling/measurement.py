@@ -37,8 +37,8 @@ _LONG_BLOCKS = 8
 _NEXT_LOOK = 1.5
 #: Minimum number of rounds, regardless of the time limit.
 _LEAST_ROUNDS = 3
-#: Seconds of a round from which the second run of each model is the last that warms it up.
-_LONG_ROUND = 0.25
+#: Seconds of warm-up rounds after which the second run of each model, or a later one, is the last.
+_WARM_UP_SECONDS = 0.25
 #: Maximum number of runs per block.
 _MAX_RUNS = 1000
 #: Seconds of a computation that determines the share of a CPU.
@@ -198,6 +198,7 @@ def time_interleaved_rounds(
     block_seconds: float = 0.0,
     decides: Callable[[list[list[float]]], bool] | None = None,
     patience: float = 1.0,
+    most_iterations: int | None = None,
     earlier: Sequence[Sequence[float]] = (),
     suffices: Callable[[list[list[float]]], bool] | None = None,
     loses: Callable[[list[float], list[float]], bool] | None = None,
@@ -210,7 +211,7 @@ def time_interleaved_rounds(
         runs: functions to time.
         in_cpu_seconds: whether to count CPU seconds of this process. For runs of one thread, these
             leave out the seconds in which other processes had the CPU.
-        warmup: maximum number of warm-up rounds; two of long runs suffice.
+        warmup: maximum number of warm-up rounds; of long runs, two suffice, or a few.
         is_warm: whether each run was made just before: one warm-up round of long runs suffices
             then. Rounds of other runs alone do not count as rounds: only in one measurement do all
             runs share the states of the machine.
@@ -220,6 +221,7 @@ def time_interleaved_rounds(
         block_seconds: minimum duration of a block: shorter runs are repeated and averaged.
         decides: whether the rounds so far are conclusive; rounds are added until they are.
         patience: limit of these additional rounds, as a multiple of `time_limit`.
+        most_iterations: maximum number of rounds; None for no limit.
         earlier: for each run, the seconds of rounds of warm runs just measured; ignored if any is
             shorter than a block.
         suffices: whether the rounds so far need no more, whatever their number.
@@ -234,15 +236,17 @@ def time_interleaved_rounds(
     rounds: list[list[float]] = [list(seconds) for seconds in earlier]
     if not rounds or min(map(min, rounds)) < block_seconds:
         rounds = [[] for _ in runs]
+        warming = 0.0
         for number in range(warmup):
             seconds = [_mean_run_seconds(run, 1, clock) for run in runs]
             lengths = [min(_MAX_RUNS, max(1, round(block_seconds / max(d, 1e-9)))) for d in seconds]
-            if (number or is_warm) and sum(seconds) > _LONG_ROUND:
+            warming += sum(seconds)
+            if (number or is_warm) and warming > _WARM_UP_SECONDS:
                 break
     spent, started, look = sum(map(sum, rounds)), time.perf_counter(), 0.0
     active = list(range(len(runs)))
     for iteration in itertools.count(len(rounds[0])):
-        if suffices is not None and suffices(rounds):
+        if iteration == most_iterations or (suffices is not None and suffices(rounds)):
             break
         passed = spent + time.perf_counter() - started
         late = iteration >= _LEAST_ROUNDS and passed > time_limit

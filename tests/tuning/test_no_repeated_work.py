@@ -137,6 +137,44 @@ def test_a_plan_far_faster_than_fp32_takes_as_few_rounds_as_are_sure(clock):
     assert [len(seconds) for seconds in rounds] == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "count"),
+    [([0.02, 0.021], 30), ([0.02, 0.02], 30), ([0.02, 0.021, 0.05], 30), ([0.02, 0.04], 9)],
+    ids=["slower", "equal", "three", "far slower"],
+)
+def test_plans_whose_order_is_certain_take_no_more_than_the_usual_rounds(clock, seconds, count):
+    models = [Timed(clock, each) for each in seconds]
+    latencies = Measurement(None, warmup=0).side_by_side(models, longer=4)  # type: ignore[arg-type]
+    assert latencies == pytest.approx(seconds)
+    assert max(model.runs for model in models) == count
+
+
+def test_plans_whose_order_is_uncertain_take_more_rounds(clock):
+    draw = np.random.default_rng(0)
+
+    class Noisy(Timed):
+        def __call__(self, inputs: object) -> None:
+            self.runs += 1
+            self.clock.now += self.seconds * draw.uniform(1, 1.2)
+
+    models = [Noisy(clock, 0.02), Noisy(clock, 0.0201)]
+    Measurement(None, warmup=0).side_by_side(models, longer=4)  # type: ignore[arg-type]
+    assert 60 < models[0].runs <= 120
+
+
+def test_slow_models_are_warmed_up_for_a_part_of_a_second(clock):
+    """Two runs each, or more of short ones, up to the number that is set."""
+    rounds = {}
+    for seconds in (0.2, 0.05, 0.01):
+        model = Timed(clock, seconds)
+        (timed,) = time_interleaved_rounds([partial(model, None)], warmup=5, iterations=3)
+        rounds[seconds] = model.runs - len(timed)
+    assert rounds == {0.2: 2, 0.05: 5, 0.01: 5}
+    models = [Timed(clock, 0.05) for _ in range(2)]
+    time_interleaved_rounds([partial(model, None) for model in models], warmup=5, iterations=3)
+    assert [model.runs - 3 for model in models] == [3, 3]
+
+
 def test_models_of_short_runs_keep_all_rounds(clock):
     """States of the machine last longer than four short runs."""
     short, shorter = Timed(clock, 0.01), Timed(clock, 0.003)

@@ -33,6 +33,8 @@ from neural_mp.util.system.environment import read_omp_threads
 
 #: Figures within this ratio are ties: latencies are noisy.
 _TIE_RATIO = 1.005
+#: Latencies within this ratio need not be told apart.
+_AS_FAST_RATIO = 1.01
 #: Minimum duration of an interleaved measurement: short runs need more rounds.
 _LEAST_SECONDS = 0.2
 #: Shorter runs are timed in blocks, to reduce the effect of the previous run.
@@ -40,7 +42,7 @@ _BLOCK_SECONDS = 0.002
 #: With fewer rounds, a decision must be unanimous.
 _FEW_ROUNDS = 20
 #: Seconds of runs from which a ratio beyond the required one by this factor is clear.
-_CLEAR_SECONDS, _CLEAR_RATIO = 1.0, 1.5
+_CLEAR_SECONDS, _CLEAR_RATIO = 0.5, 1.5
 #: Models slower than the fastest by this factor in every run take no further part.
 _LOSING_RATIO = 1.3
 #: Patience of a measurement of threads that wait for other processes: more rounds hardly help.
@@ -179,10 +181,13 @@ class Measurement:
         return batch_size_of(self.inputs)
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
-        """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
-        return [
-            estimate_uncontended_latency(seconds) for seconds in self._time_models(models, longer)
-        ]
+        """Return seconds per batch of warm models of one framework, by interleaved rounds.
+
+        Rounds are added, up to `longer` times the usual ones, until the fastest model is certain.
+        """
+        decides = _is_fastest_certain if self.workload is None else None
+        rounds = self._time_models(models, longer, decides, is_warm=True, drops=True, extends=True)
+        return [estimate_uncontended_latency(seconds) for seconds in rounds]
 
     def time_fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
@@ -274,13 +279,20 @@ class Measurement:
         earlier: Sequence[Sequence[float]] = (),
         is_warm: bool = False,
         drops: bool = False,
+        extends: bool = False,
     ) -> list[list[float]]:
+        """Return the seconds of models in interleaved rounds.
+
+        With `extends`, `longer` limits the duration while the rounds are not conclusive; otherwise,
+        the rounds last as long, and longer if they are not.
+        """
         if self.workload is not None:
             return self._timed_per_token(models, longer, self.workload)
         runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
         calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
-        duration = longer * self.limits.duration
-        iterations = round(self.iterations * max(longer, duration))
+        least = 1 if extends else longer
+        duration = least * self.limits.duration
+        iterations = round(self.iterations * max(least, duration))
         if calls != 1:
             iterations = max(min(iterations, _LEAST_BURSTS), iterations // calls)
         in_cpu_seconds = self.uses_cpu_seconds
@@ -302,9 +314,8 @@ class Measurement:
                 time_limit=self.time_limit * duration,
                 block_seconds=_BLOCK_SECONDS,
                 decides=decides,
-                patience=min(self.limits.patience, _BUSY_PATIENCE)
-                if self.contention.delays_threads
-                else self.limits.patience,
+                patience=longer if extends else self._patience,
+                most_iterations=longer * iterations if extends else None,
                 earlier=earlier,
                 suffices=self.is_clear if earlier else None,
                 loses=_loses if drops else None,
@@ -314,6 +325,11 @@ class Measurement:
             if calls == 1
             else [[duration / calls for duration in rounds] for rounds in seconds]
         )
+
+    @property
+    def _patience(self) -> float:
+        patience = self.limits.patience
+        return min(patience, _BUSY_PATIENCE) if self.contention.delays_threads else patience
 
     def _timed_per_token(
         self, models: Sequence[AnyModel], longer: int, workload: Workload
@@ -392,6 +408,15 @@ def _loses(seconds: Sequence[float], fastest: Sequence[float]) -> bool:
         and sum(seconds) + sum(fastest) >= _CLEAR_SECONDS
         and min(seconds) > _LOSING_RATIO * max(fastest)
     )
+
+
+def _is_fastest_certain(rounds: Sequence[Sequence[float]]) -> bool:
+    """Whether each model is surely slower than the fastest, or surely as fast."""
+    fastest = min(rounds, key=estimate_uncontended_latency)
+    ratios = (
+        estimate_latency_ratio(seconds, fastest) for seconds in rounds if seconds is not fastest
+    )
+    return all(ratio.low > 1 or ratio.high < _AS_FAST_RATIO for ratio in ratios)
 
 
 def measure_size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
