@@ -52,6 +52,7 @@ _PACKAGES = ("neural-mp", "numpy", "optuna")
 _OP_TIMES_SECONDS = 1.0
 #: Op or conversion → seconds.
 Profile = Mapping[str, float]
+NO_PROFILE: Profile = MappingProxyType({})
 
 
 def utc_now() -> str:
@@ -134,16 +135,20 @@ def record_run_ending(
     report: Report,
     times: OpTimings | None = None,
     trials: Sequence[Trial] = (),
+    fp32_profile: Profile = NO_PROFILE,
 ) -> RunEnd:
-    """Return the record of the end of a run; `times` are those of the search.
+    """Return the record of the end of a run; `times` and `fp32_profile` are those of the search.
 
-    Ops are timed in few runs, or on one sample, if more takes longer than a second.
+    Ops are timed in few runs, or on one sample, if more takes longer than a second; those of FP32
+    are not timed again on the same samples.
     """
     seconds = report.latency or 0.0
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
     runs, samples = _choose_sampling(seconds, _OP_TIMES_SECONDS, job.measurement.batch_size)
-    profile = fp32_profile = _profile_ops(job, job.model, runs, samples)
+    if not fp32_profile or samples is not None:
+        fp32_profile = _profile_ops(job, job.model, runs, samples)
+    profile = fp32_profile
     if selection.model is not job.model:
         profile = _profile_ops(job, selection.model, runs, samples)
     return RunEnd(

@@ -37,6 +37,8 @@ from neural_mp.tuning.measurement.objectives import find_best_trial
 from neural_mp.tuning.measurement.other_runtimes import Settlement, settle_runtime
 from neural_mp.tuning.measurement.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.recording import (
+    NO_PROFILE,
+    Profile,
     TuningResult,
     measure_width_sqnr,
     record_run_ending,
@@ -152,7 +154,7 @@ def _search_with_history(job: TuningJob, log: RunLog, history: History) -> Tunin
     trials = latest_trials(trials, selection)
     settle = partial(settle_runtime, job, selection, baseline.accuracy, log, deadline)
     settlement = log.run_optional_part(settle, Settlement(job, selection))
-    return _make_checked_result(job, log, history, settlement, baseline, trials)
+    return _make_checked_result(job, log, history, settlement, baseline, trials, probe.fp32_profile)
 
 
 def _list_resumed_trials(job: TuningJob, history: History) -> list[Trial]:
@@ -302,6 +304,7 @@ def _make_checked_result(
     settlement: Settlement,
     baseline: Baseline | None,
     trials: Sequence[Trial],
+    fp32_profile: Profile = NO_PROFILE,
 ) -> TuningResult:
     if history.degraded_because:
         log.add_warning(history.degraded_because)
@@ -325,7 +328,9 @@ def _make_checked_result(
     met = trial is not None
     so_far = history.read_record()
     recorded = settlement.make_recorded_selection(job)
-    ending = record_run_ending(job, recorded, met, report, so_far.measured.times, trials)
+    ending = record_run_ending(
+        job, recorded, met, report, so_far.measured.times, trials, fp32_profile
+    )
     history.end_run(ending)
     record = history.read_record()
     return TuningResult(

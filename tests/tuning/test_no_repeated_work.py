@@ -21,8 +21,10 @@ from neural_mp.core.precision import Precision
 from neural_mp.profiling import measurement as timing
 from neural_mp.profiling import time_interleaved_rounds
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.measurement import objectives
+from neural_mp.tuning import recording
+from neural_mp.tuning.measurement import objectives, probe
 from neural_mp.tuning.measurement.objectives import Measurement
+from neural_mp.tuning.measurement.op_timing import time_ops
 
 
 @pytest.fixture
@@ -93,6 +95,26 @@ def test_no_tried_plan_is_converted_twice_in_a_search(net, digits, accuracy, mon
     converted = Counter(plan.plan for plan in made)
     assert len(converted) > len(result.trials) > 0
     assert {converted[trial.plan] for trial in result.trials} == {1}
+
+
+@pytest.mark.slow
+def test_the_ops_of_fp32_are_not_timed_again_for_the_report(net, digits, accuracy, monkeypatch):
+    profiled: list[Any] = []
+    profile = recording._profile_ops
+
+    def recorded(job: Any, model: Any, *arguments: Any) -> Any:
+        profiled.append(model.held)
+        return profile(job, model, *arguments)
+
+    monkeypatch.setattr(recording, "_profile_ops", recorded)
+    monkeypatch.setattr(probe, "time_ops", time_ops)  # not by nominal times
+    tuner = MixedPrecision(model=net, metric=accuracy, cache=False)
+    tuner.calib_dataloader, tuner.eval_dataloader = digits[0].loader(), digits[1].loader()
+    result = tuner()
+    assert result.met
+    assert profiled == [result.held]
+    shown = result.record.ending.baseline_times
+    assert min(shown[op] for op in result.plan) > 0
 
 
 class Timed:

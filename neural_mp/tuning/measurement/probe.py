@@ -23,7 +23,9 @@ from neural_mp.core.observations import WidthFigures
 from neural_mp.core.op_timings import (
     BRIEF_PROFILE,
     FULL_PROFILE,
+    Duration,
     FormTimes,
+    OpRuns,
     OpTimings,
     ProfileRuns,
     Workload,
@@ -121,6 +123,7 @@ class MeasuringProbe(Probe):
         converted: plan → its model, kept for further use; None keeps those of the latest times.
         widths: noise of tensors and weights by width, if a strategy asked for these.
         gauge: the run of the FP32 model that took too long to time its ops, if it did.
+        fp32_profile: op → seconds of the FP32 model in its last profile; empty without one.
         end_time: moment on the monotonic clock after which no measurement begins, of the time
             limit of a run.
     """
@@ -138,6 +141,7 @@ class MeasuringProbe(Probe):
     converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
     widths: WidthFigures | None = None
     gauge: TimedRun | None = None
+    fp32_profile: Mapping[str, float] = field(default_factory=dict, repr=False)
     end_time: float = math.inf
     _longest: float = 0.0
     #: Models of the latest times, which further measurements and a trial use.
@@ -285,10 +289,16 @@ class MeasuringProbe(Probe):
             spent = self.spent[TIMES] + 2 * (time.process_time() - started)
             return spent < self.allowance and time.monotonic() < self.end_time
 
+        def profile_model(model: AnyModel) -> OpRuns:
+            runs = model.profile_ops(measurement.inputs, effort.profile)
+            if model is self.model:
+                self.fp32_profile = {op: Duration.from_runs(r).seconds for op, r in runs.items()}
+            return runs
+
         with self.model.adaptor.threads(measurement.threads):
             return time_ops(
                 by_plan,
-                lambda model: model.profile_ops(measurement.inputs, effort.profile),
+                profile_model,
                 lambda converted: measurement.time_fastest_of(converted, effort.whole_runs),
                 passes,
                 affords_another,
