@@ -26,7 +26,12 @@ from neural_mp.adaptors.common.capabilities import (
     table_in_bytes,
 )
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.openvino.fusion import get_kernel_kind, has_one_position, is_product
+from neural_mp.adaptors.openvino.fusion import (
+    get_kernel_kind,
+    has_one_position,
+    is_product,
+    list_factors,
+)
 from neural_mp.adaptors.openvino.graph.edit import (
     get_constant_array,
     get_weight_output,
@@ -57,6 +62,8 @@ from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 
 #: Ops in FP16 types run in FP32 on rounded values while the model is compiled for FP32.
 _EMULATED = frozenset({Precision.FP16})
+#: Axes of the queries and keys of attention: samples, heads, positions and channels.
+_ATTENTION_AXES = 4
 #: Weights of a convolution over one position below which INT8 gains nothing: in float, they still
 #: fit into the cache of a core.
 _LEAST_WEIGHTS = 1 << 17
@@ -107,7 +114,7 @@ def _find_integer_kernel(
     if has_role(node, Role.JOINING):
         return IntegerKernel(algorithms=RANGE_ALGORITHMS)
     if is_product(node):
-        return _kernel_of_product(node, accumulation)
+        return _kernel_of_product(model, node, accumulation)
     if has_role(node, Role.LAYER):
         reason = _obstacle_of_layer(node)
         if reason is not None:
@@ -179,9 +186,16 @@ def _kernel_of_steps(node: ov.Node) -> IntegerKernel | str:
     return IntegerKernel(weight_alone=spec, low_bits=_RESTORED)
 
 
-def _kernel_of_product(node: ov.Node, accumulation: KernelAccumulation) -> IntegerKernel | str:
+def _kernel_of_product(
+    model: OpenVinoModel, node: ov.Node, accumulation: KernelAccumulation
+) -> IntegerKernel | str:
     """Return the integer kernel of a product of two computed matrices."""
-    if node.get_attributes()["transpose_a"]:
+    if has_role(node, Role.ATTENTION):
+        if model.program.get_sinks():
+            return "the kernel of attention in a model with states is float"
+        if any(rank_of(factor) != _ATTENTION_AXES for factor in list_factors(node)):
+            return "the integer kernel of attention needs tensors of four axes"
+    elif node.get_attributes()["transpose_a"]:
         return TRANSPOSED_INPUT
     if accumulation[get_kernel_kind(node)] is not Int8Accumulation.EXACT:
         return "both factors are computed, and INT8 accumulation saturates unless one is limited"

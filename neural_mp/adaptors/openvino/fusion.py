@@ -103,10 +103,15 @@ def has_weight(node: ov.Node) -> bool:
 
 
 def is_product(node: ov.Node) -> bool:
-    """Whether an op is a product of two computed matrices, as in attention."""
-    if not has_role(node, Role.PRODUCT):
+    """Whether an op multiplies two computed matrices: a product, or attention as one op."""
+    if not has_role(node, Role.PRODUCT | Role.ATTENTION):
         return False
-    return all(is_float(output) and not is_constant(output) for output in node.input_values())
+    return all(is_float(output) and not is_constant(output) for output in list_factors(node))
+
+
+def list_factors(node: ov.Node) -> list[ov.Output]:
+    """Return the factors of a product; those of attention are the queries and the keys."""
+    return list(node.input_values()[:2])
 
 
 def get_kernel_kind(node: ov.Node) -> KernelKind:
@@ -243,7 +248,7 @@ class _Kernels(FusionRules[str, str]):
 
     def match_activation(self, group: FusionGroup) -> Step | None:
         step = self._only_reader_with_role(group.tail, Role.ACTIVATION)
-        if step is None or has_role(self.nodes[group.head], Role.SEQUENCE):
+        if step is None or has_role(self.nodes[group.head], Role.SEQUENCE | Role.ATTENTION):
             return None
         return Step(get_op_type(step), (name_of(step),))
 

@@ -17,6 +17,7 @@ from neural_mp.adaptors.openvino.fusion import (
     graph_structure,
     has_weight,
     is_product,
+    list_factors,
     list_joined_inputs,
 )
 from neural_mp.adaptors.openvino.graph.edit import (
@@ -133,7 +134,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
         weights = sum(int(c.get_data().size) for c in constants.values() if _is_weight(c))
         quantized: Iterable[str] = ()
         if name in structure.fusion_groups:
-            factors = dict.fromkeys(map(get_tensor_name, node.input_values()))
+            factors = dict.fromkeys(map(get_tensor_name, list_factors(node)))
             quantized = factors if is_product(node) else list_joined_inputs(node)
         ops.append(
             Op(

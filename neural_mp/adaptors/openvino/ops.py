@@ -18,7 +18,9 @@ class Role(Flag):
     """Part of an op in quantized graphs; some roles have subdivisions.
 
     Layers multiply by a constant weight, or a product by a second computed matrix; the kernels of
-    transposed convolutions take no residual sums and no zero points of inputs. Recurrent ops
+    transposed convolutions take no residual sums and no zero points of inputs. Attention multiplies
+    its first two inputs, which the integer kernel reads in bytes, before a softmax in float and a
+    float product. Recurrent ops
     have integer kernels over sequences, some of them. Tables are read by row. The integer kernels
     of joining ops pay off between INT8 ops only. Activations are fused into layers. Moving ops only
     move or select values, and INT8 passes through them. Boundaries are no ops of a plan, which
@@ -30,6 +32,7 @@ class Role(Flag):
     TRANSPOSED = auto()
     PRODUCT = auto()
     LAYER = CONVOLUTION | TRANSPOSED | PRODUCT
+    ATTENTION = auto()
     SEQUENCE = auto()
     FLOAT_RECURRENT = auto()
     RECURRENT = SEQUENCE | FLOAT_RECURRENT
@@ -141,6 +144,7 @@ OPS: Mapping[str, OpRow] = {
     ),
     "GroupConvolutionBackpropData": OpRow("conv_transpose"),
     "MatMul": OpRow("matmul", Role.PRODUCT, KernelKind.DENSE),
+    "ScaledDotProductAttention": OpRow(role=Role.ATTENTION, kernel=KernelKind.DENSE),
     "LSTMSequence": replace(_SEQUENCE, recurrence=_LSTM),
     "GRUSequence": replace(_SEQUENCE, recurrence=_GRU),
     "RNNSequence": replace(_SEQUENCE, role=Role.FLOAT_RECURRENT, kernel=None, recurrence=_RNN),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from zoo.openvino_bodies import excited, pooled_by_mean, products
+from zoo.openvino_bodies import excited, pooled_by_mean, product, products
 from zoo.openvino_models import (
     F32,
     PICTURES,
@@ -104,6 +104,37 @@ def test_a_portable_model_has_no_products_of_bytes(attention):
     portable = with_reduced_range(attention.result)
     assert full_range_kernels(portable) == frozenset()
     assert attention.fidelity(portable) > 20
+
+
+def attended(mask=False, causal=False):
+    """Return the body of attention of two heads as one op, between layers."""
+
+    def body(x):
+        def split_heads(seed):
+            parts = ops.reshape(product(x, weight(32, 32, seed=seed)), [0, 0, 2, 16], True)
+            return ops.transpose(parts, [0, 2, 1, 3])
+
+        biases = [4 * weight(1, 1, 6, 6, seed=7)] if mask else []
+        mixed = ops.scaled_dot_product_attention(
+            *map(split_heads, (1, 2, 3)), *biases, causal=causal
+        )
+        return product(ops.reshape(ops.transpose(mixed, [0, 2, 1, 3]), [0, 0, 32], True))
+
+    return body
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": True}, {"causal": True}], ids=["plain", "mask", "causal"]
+)
+def test_attention_multiplies_queries_by_keys_in_int8(options):
+    converted = Converted(built(attended(**options), STEPS))
+    assert converted.audit.holds, converted.audit.findings
+    assert converted.ran("ScaledDotProductAttention") == [Precision.INT8]
+    assert converted.fidelity(converted.result) > 25
+    alone = Converted(built(attended(**options), STEPS), in_float="MatMul")
+    assert alone.ran("ScaledDotProductAttention") == [Precision.INT8]
+    assert alone.fidelity(alone.result) > 30
 
 
 def test_a_depthwise_convolution_reads_one_scale_per_channel():
