@@ -23,7 +23,7 @@ from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.capabilities import find_kernels
 from neural_mp.adaptors.openvino.graph.edit import get_op_type
 from neural_mp.adaptors.openvino.layer_params import full_range_kernels, with_reduced_range
-from neural_mp.adaptors.openvino.runtime import Runner, ops
+from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling.audit import Verdict, audit_model
@@ -135,6 +135,51 @@ def test_attention_multiplies_queries_by_keys_in_int8(options):
     alone = Converted(built(attended(**options), STEPS), in_float="MatMul")
     assert alone.ran("ScaledDotProductAttention") == [Precision.INT8]
     assert alone.fidelity(alone.result) > 30
+
+
+def expected_attention(queries, keys, values, mask=0.0, scale=None):
+    """Return attention in float64, with queries and keys rounded to int8 of up to ±4."""
+    step = 4 / 127
+    queries, keys = (np.clip(np.rint(x / step), -128, 127) * step for x in (queries, keys))
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    scores = np.exp(queries.astype(np.float64) @ np.swapaxes(keys, -1, -2) * scale + mask)
+    return scores / scores.sum(-1, keepdims=True) @ values
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("is_free", [False, True], ids=["fixed", "free"])
+@pytest.mark.parametrize(
+    ("shape", "keys", "options"),
+    [
+        ((1, 2, 49, 32), 49, {}),
+        ((2, 3, 16, 24), 40, {"mask": (16, 40)}),
+        ((2, 1, 7, 17), 9, {"mask": (2, 1, 7, 9)}),
+        ((1, 4, 130, 64), 130, {"causal": True}),
+        ((3, 2, 1, 8), 70, {"mask": (3, 1, 1, 70), "scale": 0.5}),
+    ],
+    ids=["plain", "mask of two axes", "odd sizes", "causal", "one query"],
+)
+def test_attention_of_rounded_queries_and_keys_is_that_of_integers(shape, keys, options, is_free):
+    random, (samples, heads, rows, width) = np.random.default_rng(1), shape
+    sizes = [shape, *[(samples, heads, keys, width)] * 2]
+    arrays = [random.normal(size=size).astype(F32) for size in sizes]
+    mask = np.where(random.random(options.get("mask", (1,))) < 0.3, F32(-1e4), F32(0))
+    arrays += [mask] if "mask" in options else []
+    inputs = [
+        ops.parameter([-1, *array.shape[1:2], -1, -1] if is_free and array.ndim == 4 else
+                      [*array.shape], F32, name=f"x{index}")
+        for index, array in enumerate(arrays)
+    ]  # fmt: skip
+    ends = [np.array(end, F32) for end in (-4 * 128 / 127, 4)]
+    factors = [ops.fake_quantize(x, *ends, *ends, 256) for x in inputs[:2]]
+    rest = [*inputs[2:], *([F32(options["scale"])] if "scale" in options else [])]
+    mixed = ops.scaled_dot_product_attention(*factors, *rest, causal=options.get("causal", False))
+    runner = Runner(ov.Model([mixed], inputs, "attention"))
+    assert any(kernel.is_integer for kernel in runner.executed_kernels())
+    hidden = np.triu(np.full((rows, keys), -np.inf), 1) if "causal" in options else mask
+    expected = expected_attention(*arrays[:3], hidden, options.get("scale"))
+    (actual,) = runner(arrays)
+    assert signal_to_noise(expected, actual) > 60
 
 
 def test_a_depthwise_convolution_reads_one_scale_per_channel():
