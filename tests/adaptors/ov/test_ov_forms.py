@@ -135,6 +135,10 @@ def test_attention_multiplies_queries_by_keys_in_int8(options):
     alone = Converted(built(attended(**options), STEPS), in_float="MatMul")
     assert alone.ran("ScaledDotProductAttention") == [Precision.INT8]
     assert alone.fidelity(alone.result) > 30
+    assert full_range_kernels(alone.result) == {KernelKind.DENSE}
+    portable = with_reduced_range(alone.result)
+    assert full_range_kernels(portable) == frozenset()
+    assert alone.fidelity(portable) > 25
 
 
 def expected_attention(queries, keys, values, mask=0.0, scale=None):
