@@ -439,6 +439,7 @@ class JobBuilder:
                 outputs=self.options.outputs,
                 example=first,
                 capture=Capture(self.options.capture),
+                kv_cache=self.options.kv_cache,
                 trust=self.settings.trust,
                 provider=self.options.provider,
             )

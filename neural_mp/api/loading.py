@@ -10,7 +10,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for, is_composite
 from neural_mp.api.saved_model import is_saved_model
-from neural_mp.core.enums import Capture
+from neural_mp.core.enums import FLOAT_CACHE, INT8_CACHE, Capture
 from neural_mp.core.precision import Precision
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import (
@@ -115,14 +115,15 @@ def load_source(
     outputs: object = None,
     example: object = None,
     capture: Capture = Capture.WHOLE,
+    kv_cache: str = FLOAT_CACHE,
     trust: Iterable[str] = (),
     provider: str | None = None,
 ) -> AnyModel:
     """Load a model (object, path or `module:attribute`) with the adaptor of its framework.
 
     For the options, see `Adaptor.load`. `example` are the inputs of one batch; a `FirstBatch` makes
-    errors name its loader. `trust` names ops with side effects that the model file may contain.
-    `provider` is an execution provider of the runtime.
+    errors name its loader. `kv_cache` is that of converted decoders. `trust` names ops with side
+    effects that the model file may contain. `provider` is an execution provider of the runtime.
     """
     resolved = resolve_source(source)
     adaptor = adaptor_for(resolved, framework)
@@ -137,6 +138,8 @@ def load_source(
     except DataError as error:
         name_loader(error, data.name)
         raise
+    if kv_cache == INT8_CACHE:
+        model = adaptor.with_int8_cache(model)
     return LoadedModel(adaptor, model)
 
 

@@ -18,7 +18,7 @@ from neural_mp.api.portability import find_target_hardware
 from neural_mp.api.targets import profile_of, seen_by_target
 from neural_mp.config.options import OPTIONS
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import Approach, Capture
+from neural_mp.core.enums import FLOAT_CACHE, Approach, Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
@@ -135,6 +135,7 @@ def convert_with_plan(
     hardware: Hardware | None = None,
     target: str | None = None,
     capture: Capture = Capture.WHOLE,
+    kv_cache: str = FLOAT_CACHE,
     rounding_steps: int = ROUNDING_STEPS,
     random_seed: int = 0,
     workspace: str | Path | None = None,
@@ -158,6 +159,7 @@ def convert_with_plan(
             the name or the path of a profile; default: the accelerator that the plan names, or
             this CPU.
         capture: see `MixedPrecision`.
+        kv_cache: see `MixedPrecision`.
         rounding_steps: steps per decoder block of `autoround`.
         random_seed: seed of these steps.
         workspace: folder in which finished blocks of corrected weights are kept, so that an
@@ -177,11 +179,12 @@ def convert_with_plan(
             f"plan must be a PrecisionPlan or the path of a plan file, got a "
             f"{type(plan).__name__}; make a plan from op → configuration with PrecisionPlan({{…}})"
         )
+    OPTIONS["kv_cache"].check_value(kv_cache)
     OPTIONS["rounding_steps"].check_value(rounding_steps)
     OPTIONS["random_seed"].check_value(random_seed)
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
-    loaded = load_source(source, framework, inputs, capture=capture)
+    loaded = load_source(source, framework, inputs, capture=capture, kv_cache=kv_cache)
     data = None if calibration is None else list(calibration)
     folder = None if workspace is None else Path(workspace) / CACHE_FOLDER / WEIGHTS_FOLDER
     options = CorrectionOptions(LearnOptions(rounding_steps, random_seed), folder)

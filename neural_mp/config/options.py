@@ -25,7 +25,9 @@ from neural_mp.core.criterion import (
     parse_objectives,
 )
 from neural_mp.core.enums import (
+    FLOAT_CACHE,
     FLOAT_IO,
+    INT8_CACHE,
     INT8_IO,
     SOURCE_RUNTIME,
     Approach,
@@ -420,6 +422,16 @@ class Options:
         "model.capture",
         rule=lambda value: Capture.parse(value, "capture"),
         in_file=values.CAPTURE,
+        shown=True,
+    )
+    kv_cache: str = declare_option(
+        FLOAT_CACHE,
+        'keys and values that a decoder keeps of earlier tokens: `"float"`, or '
+        '[`"int8"`](language_models.md#key-value-cache) with a scale for each head and token',
+        "model.kv_cache",
+        rule=one_of((FLOAT_CACHE, INT8_CACHE)),
+        choices=(FLOAT_CACHE, INT8_CACHE),
+        flag="Key-value cache of a decoder: float or int8; default: float.",
         shown=True,
     )
     exclude: str | Iterable[str] = declare_option(

@@ -107,6 +107,8 @@ COMPILED_RUNTIME = "torch.compile"
 
 #: Values of the option `io`.
 FLOAT_IO, INT8_IO = "float", "int8"
+#: Values of the option `kv_cache`.
+FLOAT_CACHE, INT8_CACHE = "float", "int8"
 
 
 class Capture(StringEnum):

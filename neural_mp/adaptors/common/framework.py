@@ -22,7 +22,7 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import KeptOutputs, Observations, Range, WidthFigures
 from neural_mp.core.op_timings import OpTrace
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, ConversionError
 from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 
@@ -317,6 +317,17 @@ class Framework(ABC, Generic[M]):
         ranges from the batches.
         """
         raise optional.missing_part_error(self.framework, "integer inputs and outputs")
+
+    def with_int8_cache(self, model: M) -> M:
+        """Return a decoder whose conversions keep keys and values of earlier tokens in INT8.
+
+        Raises:
+            ConversionError: the model is no decoder that is captured layer by layer.
+        """
+        raise ConversionError(
+            f"kv_cache='int8' requires a decoder in PyTorch, got a model in {self.framework}; "
+            f"remove kv_cache"
+        )
 
     def with_weight_scales(self, model: M, scales: Mapping[str, Array]) -> M:
         """Return the model whose next conversion stores some INT8 weights with these scales.

@@ -26,6 +26,7 @@ from neural_mp.adaptors.pytorch.converted_module import (
     explain_missing_compiler,
 )
 from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
+from neural_mp.adaptors.pytorch.decoders.int8_cache import enable_int8_cache
 from neural_mp.adaptors.pytorch.files import (
     checkpoints,
     layer_storage,
@@ -94,6 +95,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     export_onnx = staticmethod(onnx_export.export_onnx)
     dump_graph = staticmethod(storage.dump_graph)
     record_calls = staticmethod(module_capture.record_calls)
+    with_int8_cache = staticmethod(enable_int8_cache)
     faster_kernels = staticmethod(float_kernels.find_faster_kernels)
 
     @cached_property

@@ -29,6 +29,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     iterate_row_parts,
     join_row_parts,
 )
+from neural_mp.adaptors.pytorch.decoders.int8_cache import use_int8_cache
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.casts import cast_dtype, insert_casts
@@ -235,7 +236,10 @@ def convert_graphs(
         mark_kernels(module, {op: config.kernel for op, config in plan.plan.items()})
 
     converted = rewrite_graphs(model, write_into)
-    return replace(converted, grouped={}, shell=_without_converted_weights(converted))
+    shell = _without_converted_weights(converted)
+    if shell is not None and model.int8_cache:
+        use_int8_cache(shell)
+    return replace(converted, grouped={}, shell=shell)
 
 
 def _without_converted_weights(model: TorchModel) -> nn.Module | None:

@@ -24,6 +24,7 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 )
 from neural_mp.adaptors.pytorch.capture.module_capture import copy_module
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts
+from neural_mp.adaptors.pytorch.decoders.int8_cache import use_int8_cache
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
     is_known_class,
     read_folder,
@@ -38,7 +39,7 @@ from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.kernels.float_kernels import list_marked_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels
 from neural_mp.errors import ConversionError, ModelLoadError
-from neural_mp.util.validators import integer_between, list_of, mapping_of, record, string
+from neural_mp.util.validators import boolean, integer_between, list_of, mapping_of, record, string
 
 LAYERS_FILE = "layers.json"
 _CONSTANTS_FILE = "layers.safetensors"
@@ -94,7 +95,9 @@ def save_model(model: TorchModel, folder: Path) -> None:
     write_weights(folder / _CONSTANTS_FILE, constants)
     save_settings(shell, folder)
     write_weights(folder / _WEIGHTS_FILE, _list_unconverted_weights(shell, layers))
-    details = {"layers": layers, "example": example, "inputs": model.signature.names}
+    details: dict[str, object] = {"layers": layers, "example": example}
+    details |= {"inputs": model.signature.names}
+    details |= {"int8_cache": True} if model.int8_cache else {}
     write_details(folder / LAYERS_FILE, details)
 
 
@@ -132,7 +135,10 @@ def restore_model(folder: Path) -> TorchModel:
         for name, entry in details["example"].items()
     }
     signature = call_signature(shell, tuple(details["inputs"]))
-    return TorchModel(parts, CallArgs((), kwargs), signature, shell)
+    int8_cache = bool(details.get("int8_cache"))
+    if int8_cache:
+        use_int8_cache(shell)
+    return TorchModel(parts, CallArgs((), kwargs), signature, shell, int8_cache=int8_cache)
 
 
 def _restore_layer(part: Part, path: str, like: str, constants: Mapping[str, torch.Tensor]) -> Part:
@@ -272,5 +278,6 @@ _DETAILS = record(
         "layers": mapping_of(record({"program": _SIZE, "like": string})),
         "example": mapping_of(record({"shape": list_of(_SIZE), "dtype": storage.parse_dtype})),
         "inputs": list_of(string),
-    }
+    },
+    {"int8_cache": boolean},
 )

@@ -66,6 +66,7 @@ class TorchModel:
         original: the user's own module; None for a converted or restored model.
         warnings: capture warnings for the user.
         compiles: whether calls run through `torch.compile`.
+        int8_cache: whether a converted decoder keeps keys and values in INT8.
         grouped: op → weight in 4 bits or less that the next conversion stores.
         config: the configuration of a `transformers` model, or its values in a restored model;
             None for other modules.
@@ -81,6 +82,7 @@ class TorchModel:
     compiles: bool = False
     config: Any = None
     keeps_state: bool = False
+    int8_cache: bool = False
     grouped: Mapping[str, GroupedWeight] = field(default_factory=dict, repr=False)
 
     @property
@@ -175,7 +177,7 @@ def assemble_module(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> 
 
 def model_fingerprint(model: TorchModel) -> str:
     """Return the digest of all ops with their options, in order, and all weights and constants."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"int8_cache" if model.int8_cache else b"")
     for part in model.parts.values():
         _hash_graph_nodes(digest, part.portable)
     for name, value in sorted(model.weights.items()):
