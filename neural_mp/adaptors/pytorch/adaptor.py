@@ -26,7 +26,6 @@ from neural_mp.adaptors.pytorch.converted_module import (
     explain_missing_compiler,
 )
 from neural_mp.adaptors.pytorch.decoders import decoder_blocks, learned_blocks
-from neural_mp.adaptors.pytorch.decoders.int8_cache import enable_int8_cache
 from neural_mp.adaptors.pytorch.files import (
     checkpoints,
     layer_storage,
@@ -36,6 +35,7 @@ from neural_mp.adaptors.pytorch.files import (
     transfer,
 )
 from neural_mp.adaptors.pytorch.graph.call_signature import resize_batch
+from neural_mp.adaptors.pytorch.graph.int8_cache import enable_int8_cache
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, model_fingerprint
 from neural_mp.adaptors.pytorch.graph.op_types import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation

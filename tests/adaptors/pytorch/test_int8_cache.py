@@ -21,7 +21,7 @@ from transformers import (
 
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.pytorch.decoders.int8_cache import count_cache_bytes, make_int8_cache
+from neural_mp.adaptors.pytorch.graph.int8_cache import count_cache_bytes, make_int8_cache
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConfigurationError, ConversionError

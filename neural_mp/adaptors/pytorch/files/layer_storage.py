@@ -24,7 +24,6 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
 )
 from neural_mp.adaptors.pytorch.capture.module_capture import copy_module
 from neural_mp.adaptors.pytorch.decoders.experts import split_experts
-from neural_mp.adaptors.pytorch.decoders.int8_cache import use_int8_cache
 from neural_mp.adaptors.pytorch.decoders.transformers_folder import (
     is_known_class,
     read_folder,
@@ -35,6 +34,7 @@ from neural_mp.adaptors.pytorch.files import storage
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.call_signature import CallArgs, call_signature
+from neural_mp.adaptors.pytorch.graph.int8_cache import use_int8_cache
 from neural_mp.adaptors.pytorch.graph.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.kernels.float_kernels import list_marked_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import lower_to_kernels

@@ -96,7 +96,7 @@ def _enlarge(held: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 class _IntegerStates:
-    """What layers of a cache have in common: states that are restored where they are read."""
+    """Base of layers of a cache whose states are restored where they are read."""
 
     _rows: tuple[_Rows, _Rows] | None = None
     is_initialized: bool
