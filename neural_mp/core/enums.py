@@ -20,10 +20,19 @@ class QuantDType(StringEnum):
     UINT3 = "uint3"
     INT2 = "int2"
     UINT2 = "uint2"
+    FP8_E4M3 = "fp8_e4m3"
+    MXFP4 = "mxfp4"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values are floats, of weights only."""
+        return self in (QuantDType.FP8_E4M3, QuantDType.MXFP4)
 
     @property
     def bits(self) -> int:
         """Bits per value."""
+        if self.is_float:
+            return 8 if self is QuantDType.FP8_E4M3 else 4
         return int(self.value.removeprefix("u").removeprefix("int"))
 
 

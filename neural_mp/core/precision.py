@@ -217,6 +217,9 @@ class OpConfig:
                 f"an activation of an op in {self.precision} must have {width} bits, got "
                 f"{self.activation.dtype}"
             )
+        is_float = self.weight is not None and self.weight.dtype.is_float
+        if self.activation is not None and (is_float or self.activation.dtype.is_float):
+            raise PlanError("weights in a float format are stored alone; remove the activation")
         if self.activation is not None and self.activation.group_size is not None:
             raise PlanError("per_group is for weights only; set the activation to per_tensor")
         if self.precision.is_low_bit and self.activation is not None:

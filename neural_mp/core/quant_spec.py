@@ -34,7 +34,7 @@ _DEFAULTS: Mapping[str, StringEnum] = {"range": WeightRange.FULL, "inputs": Kern
 #: Values of the `QuantSpec` fields that users may constrain, most common first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
     **{name: tuple(words) for name, words in _WORDS.items() if name not in _DEFAULTS},
-    "dtype": tuple(dtype for dtype in QuantDType if dtype.bits <= 8),
+    "dtype": tuple(dtype for dtype in QuantDType if dtype.bits <= 8 and not dtype.is_float),
 }
 
 
@@ -56,6 +56,14 @@ ROUNDINGS = (
 ROUNDING_STEPS, MAX_ROUNDING_STEPS = 200, 100_000
 #: Upper bound of a group size; larger than the inputs of any layer in use.
 MAX_GROUP_SIZE = 1 << 20
+#: Inputs that share a scale in MXFP4.
+MX_BLOCK = 32
+
+#: Float format of a weight → its only quantization, as a text.
+FLOAT_SPECS: Mapping[QuantDType, str] = {
+    QuantDType.FP8_E4M3: "fp8_e4m3 symmetric per_channel minmax",
+    QuantDType.MXFP4: f"mxfp4 symmetric per_group {MX_BLOCK} minmax",
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class QuantSpec:
 
     Attributes:
         dtype: `int8` or `uint8`; for accelerators, also of 16 bits; for a weight, also of 2 to 4
-            bits, e.g. `uint4`.
+            bits, e.g. `uint4`, or `fp8_e4m3` and `mxfp4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
         granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4
             bits require.
@@ -98,6 +106,7 @@ class QuantSpec:
                 f"remove the range"
             )
         self._check_groups()
+        self._check_float_format()
 
     def _check_groups(self) -> None:
         in_groups = self.granularity is Granularity.PER_GROUP
@@ -133,6 +142,16 @@ class QuantSpec:
         if WeightCorrection.HQQ in parsed and len(parsed) > 1:
             raise PlanError("correction hqq excludes other corrections; remove the others")
         object.__setattr__(self, "corrections", ordered)
+
+    def _check_float_format(self) -> None:
+        if not self.dtype.is_float:
+            return
+        only = FLOAT_SPECS[self.dtype]
+        if str(self) != only:
+            raise PlanError(
+                f"a weight in {self.dtype} must be {only!r}, got {str(self)!r}; no CPU computes "
+                f"in this type, and corrections are for integers"
+            )
 
     @property
     def uncorrected(self) -> QuantSpec:

@@ -91,7 +91,11 @@ class Capability:
     @property
     def offered_configs(self) -> tuple[OpConfig, ...]:
         """The configs, and those with a weight in groups that a plan may request besides."""
-        groups = (make_weight_only(spec) for spec in self.weights if spec.group_size)
+        groups = (
+            make_weight_only(spec)
+            for spec in self.weights
+            if spec.group_size and not spec.dtype.is_float
+        )
         return (*self.configs, *groups)
 
     def with_exact_weight(self, config: OpConfig) -> OpConfig:

@@ -34,7 +34,7 @@ from neural_mp.core.enums import CalibrationAlgorithm, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision
-from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
+from neural_mp.core.quant_spec import FLOAT_SPECS, RANGE_ALGORITHMS, QuantSpec
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +188,8 @@ def _find_integer_kernel(
     corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
     low_bits = _low_bit_specs(node)
     alternatives: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+    if is_layer:
+        alternatives += tuple(map(QuantSpec.parse, FLOAT_SPECS.values()))
     if not isinstance(low_bits, str):
         inputs = fx.get_arguments(node)["weight"].meta["val"].shape[1]
         symmetric = list_fitting_specs(inputs, scheme=Scheme.SYMMETRIC)

@@ -29,11 +29,12 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     iterate_row_parts,
     join_row_parts,
 )
-from neural_mp.adaptors.pytorch.decoders.int8_cache import use_int8_cache
+from neural_mp.adaptors.pytorch.graph import float_weights
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.casts import cast_dtype, insert_casts
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
+from neural_mp.adaptors.pytorch.graph.int8_cache import use_int8_cache
 from neural_mp.adaptors.pytorch.graph.model import TorchModel, assemble_module
 from neural_mp.adaptors.pytorch.graph.quantizable_ops import (
     INTEGER_LAYERS,
@@ -43,7 +44,7 @@ from neural_mp.adaptors.pytorch.graph.quantizable_ops import (
 from neural_mp.adaptors.pytorch.graph.recurrent import RECURRENT_INT8, iterate_layer_weights
 from neural_mp.adaptors.pytorch.kernels.float_kernels import mark_kernels
 from neural_mp.adaptors.pytorch.kernels.lowering import rewrite_graphs
-from neural_mp.core.enums import Approach
+from neural_mp.core.enums import Approach, QuantDType
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.quant_spec import QuantSpec
@@ -134,6 +135,13 @@ def _make_uint8_placeholder(value: torch.Tensor) -> torch.Tensor:
     return _IN_UINT8[value]
 
 
+#: Float format of a weight → its rounding, and the op that restores it.
+_FLOAT_FORMATS: Mapping[QuantDType, tuple[Any, Any]] = {
+    QuantDType.FP8_E4M3: (float_weights.quantize_fp8, float_weights.dequantize_fp8),
+    QuantDType.MXFP4: (float_weights.quantize_mxfp4, float_weights.dequantize_mxfp4),
+}
+
+
 class IntegerWeights:
     """Quantized weights of one graph, each stored once even if shared by several layers."""
 
@@ -168,11 +176,12 @@ class IntegerWeights:
     def insert_dequantize(self, layer: Node, source: Node, spec: QuantSpec | None) -> Node:
         """Return a dequantize node of a weight, float or quantized, stored as integers."""
         module = self.module
-        in_groups = spec is not None and spec.dtype.bits < 8
+        is_float = spec is not None and spec.dtype.is_float
+        in_groups = spec is not None and spec.dtype.bits < 8 and not is_float
         grouped = self.grouped.get(str(layer.meta.get(fx.OP_NAME))) if in_groups else None
         weight = fx.get_constant(module, source)
         sources = [source] if weight is not None else source.args
-        key = str(sources[0].target), spec if in_groups else weight_qmax(spec)
+        key = str(sources[0].target), spec if in_groups or is_float else weight_qmax(spec)
         if key not in self.stored:
             if weight is None:
                 weight = source.target(*(fx.get_attribute(module, node.target) for node in sources))
@@ -188,6 +197,8 @@ class IntegerWeights:
             # 4 bits are the default, so that programs stay as earlier versions wrote them.
             values = stored if spec.dtype.bits == 4 else (*stored, spec.dtype.bits)
             target = ops.dequantize_grouped
+        elif is_float and spec is not None:
+            target = _FLOAT_FORMATS[spec.dtype][1]
         with module.graph.inserting_before(layer):
             dequantized: Node = module.graph.call_function(target, values)
         dequantized.meta["val"] = fx.make_placeholder(source.meta["val"].shape, torch.float32)
@@ -198,6 +209,9 @@ def _quantize_weight(
     weight: torch.Tensor, spec: QuantSpec | None, grouped: GroupedWeight | None
 ) -> dict[str, torch.Tensor]:
     """Return the stored parts of a weight by name; of `grouped`, if given, instead of rounding."""
+    if spec is not None and spec.dtype.is_float:
+        codes, scales = _FLOAT_FORMATS[spec.dtype][0](weight.detach())
+        return {str(spec.dtype): codes, "scales": scales}
     if spec is not None and spec.dtype.bits < 8:
         if grouped is None:
             rows = (weight[part].float().numpy() for part in iterate_row_parts(weight.shape))

@@ -17,7 +17,9 @@ from neural_mp.adaptors.common.weights.grouped_weight import (
     pack_words,
     unpack_codes,
 )
-from neural_mp.errors import ModelLoadError, did_you_mean
+from neural_mp.core.enums import QuantDType
+from neural_mp.core.quant_spec import MX_BLOCK
+from neural_mp.errors import ConversionError, ModelLoadError, did_you_mean
 from neural_mp.util.string_enum import StringEnum
 
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -72,13 +74,73 @@ class IntegerLayer:
         return self.bits, self.group_size, self.is_symmetric
 
 
+@dataclass(frozen=True)
+class FloatLayer:
+    """A dense layer with a weight in a float format, stored as in a plan.
+
+    Attributes:
+        dtype: the format.
+        codes: uint8, a code or two of each row per byte.
+        scales: float32 [outputs], or exponents, uint8 [outputs, blocks].
+    """
+
+    dtype: QuantDType
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+
+    @property
+    def tensors(self) -> Tensors:
+        """Suffix of a name → tensor; codes of E4M3 are bytes."""
+        if self.dtype is QuantDType.FP8_E4M3:
+            return {"weight": self.codes, "weight_scale": self.scales.reshape(-1, 1)}
+        return {"weight_packed": self.codes, "weight_scale": self.scales}
+
+    @property
+    def scheme(self) -> dict[str, Any]:
+        """The part of a configuration that describes the layer."""
+        is_mx = self.dtype is QuantDType.MXFP4
+        kinds = {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"} if is_mx else {}
+        return {
+            "weights": {
+                "num_bits": self.dtype.bits,
+                "type": "float",
+                "symmetric": True,
+                "strategy": "group" if is_mx else "channel",
+                "group_size": MX_BLOCK if is_mx else None,
+                "dynamic": False,
+                **kinds,
+            },
+            "input_activations": None,
+            "output_activations": None,
+            "format": "mxfp4-pack-quantized" if is_mx else "naive-quantized",
+        }
+
+
 def pack_compressed_tensors(
+    layers: Mapping[str, IntegerLayer | FloatLayer], ignored: list[str]
+) -> tuple[Tensors, dict[str, Any]]:
+    """Return tensors and `quantization_config` of compressed-tensors.
+
+    Integers are in the format `pack-quantized`; `ignored` are the dense layers that stay float.
+    """
+    floats = {name: layer for name, layer in layers.items() if isinstance(layer, FloatLayer)}
+    integer = {name: layer for name, layer in layers.items() if isinstance(layer, IntegerLayer)}
+    tensors, config = _pack_integers(integer, ignored)
+    groups = config["config_groups"]
+    for dtype in dict.fromkeys(layer.dtype for layer in floats.values()):
+        names = [name for name, layer in floats.items() if layer.dtype is dtype]
+        targets = [f"re:^{re.escape(name)}$" for name in names]
+        groups[f"group_{len(groups)}"] = {"targets": targets, **floats[names[0]].scheme}
+    for name, layer in floats.items():
+        tensors |= {f"{name}.{suffix}": value for suffix, value in layer.tensors.items()}
+    formats = list(dict.fromkeys(group["format"] for group in groups.values()))
+    config["format"] = formats[0] if len(formats) == 1 else "mixed-precision"
+    return tensors, config
+
+
+def _pack_integers(
     layers: Mapping[str, IntegerLayer], ignored: list[str]
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Return tensors and `quantization_config` of the format `pack-quantized`.
-
-    `ignored` are the dense layers that stay float.
-    """
     tensors: Tensors = {}
     groups: dict[str, Any] = {}
     for form in dict.fromkeys(layer.config_form for layer in layers.values()):
@@ -120,10 +182,22 @@ def pack_compressed_tensors(
 
 
 def pack_gptq(
-    layers: Mapping[str, IntegerLayer], ignored: list[str]
+    given: Mapping[str, IntegerLayer | FloatLayer], ignored: list[str]
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Return tensors and `quantization_config` of GPTQ checkpoints, with a form per layer."""
+    """Return tensors and `quantization_config` of GPTQ checkpoints, with a form per layer.
+
+    Raises:
+        ConversionError: a layer is in a float format.
+    """
     tensors: Tensors = {}
+    layers: dict[str, IntegerLayer] = {}
+    for name, layer in given.items():
+        if isinstance(layer, FloatLayer):
+            raise ConversionError(
+                f"layer {name!r} has a weight in {layer.dtype}, which gptq has no place for; set "
+                f"the format to 'compressed-tensors'"
+            )
+        layers[name] = layer
     # The first version stores zero points less one, which 0 does not survive; gptqmodel takes its
     # asymmetric weights from files of its own only, since other writers left the one out.
     shift = int(all(layer.is_symmetric for layer in layers.values()))
@@ -160,7 +234,7 @@ def _describe_gptq_form(form: tuple[int, int | None, bool]) -> dict[str, Any]:
 #: Format → function from layers, and names of float layers, to tensors and configuration.
 FORMATS: Mapping[
     CheckpointFormat,
-    Callable[[Mapping[str, IntegerLayer], list[str]], tuple[Tensors, dict[str, Any]]],
+    Callable[[Mapping[str, IntegerLayer | FloatLayer], list[str]], tuple[Tensors, dict[str, Any]]],
 ] = {CheckpointFormat.COMPRESSED_TENSORS: pack_compressed_tensors, CheckpointFormat.GPTQ: pack_gptq}
 
 

@@ -164,6 +164,8 @@ class CorrectedWeights(Generic[M]):
 
     def restore_weight(self, op: str, weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
         """Return a weight [outputs, inputs] as its stored form (in groups or INT8) restores it."""
+        if spec.dtype.is_float:
+            return weight.astype(np.float32)
         if spec.group_size is not None:
             return self.get_grouped_weight(op, weight, spec).to_floats()
         if spec.scheme is Scheme.ASYMMETRIC:

@@ -142,8 +142,9 @@ class Reconstruction(Generic[M]):
     def _round_to_nearest(self) -> None:
         for op, config in self._precision_plan.items():
             layer = self._layer_params.get(op)
-            in_groups = config.weight is not None and config.weight.group_size is not None
-            if config.precision is not Precision.INT8 or in_groups or layer is None:
+            spec = config.weight
+            has_own_form = spec is not None and (spec.group_size is not None or spec.dtype.is_float)
+            if config.precision is not Precision.INT8 or has_own_form or layer is None:
                 continue
             if layer.inputs is not None:
                 nearest = _round_layer_nearest(_make_weight_matrix(layer), config)

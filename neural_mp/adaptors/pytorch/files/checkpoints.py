@@ -15,6 +15,7 @@ from torch.fx import Node
 from neural_mp.adaptors.common.weights.checkpoint_formats import (
     FORMATS,
     CheckpointFormat,
+    FloatLayer,
     IntegerLayer,
     parse_integer_layers,
 )
@@ -32,8 +33,10 @@ from neural_mp.adaptors.pytorch.files.layer_storage import save_settings
 from neural_mp.adaptors.pytorch.graph import graph_edit as fx
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.graph.float_weights import RESTORING, dequantize_mxfp4
 from neural_mp.adaptors.pytorch.graph.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.graph.stand_ins import is_table, read_layer_values
+from neural_mp.core.enums import QuantDType
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.io.readers import read_json
 from neural_mp.util.pytree import convert_to_numpy
@@ -46,12 +49,12 @@ _MOST_REST = 0.1
 
 
 def export_checkpoint(
-    model: TorchModel, folder: Path, form: CheckpointFormat, *, must_be_symmetric: bool = False
+    model: TorchModel, folder: Path, form: CheckpointFormat, *, for_transformers: bool = False
 ) -> None:
     """Write a checkpoint in the format of another tool.
 
-    Embeddings are written as floats, with the values that the model computes with. `transformers`
-    reads symmetric weights without further options.
+    Embeddings are written as floats, with the values that the model computes with. With
+    `for_transformers`, layers have the forms that its `from_pretrained` reads without options.
 
     Raises:
         ConversionError: the model's class is not of `transformers`, no dense layer has an integer
@@ -67,14 +70,21 @@ def export_checkpoint(
         raise ConversionError(
             f"a checkpoint of {form} of a mixture of experts is not supported; use save"
         )
-    integer: dict[str, IntegerLayer] = {}
+    integer: dict[str, IntegerLayer | FloatLayer] = {}
     state = {name: value.detach() for name, value in shell.state_dict().items()}
     for path, part in model.converted_parts.items():
         is_dense = type(shell.get_submodule(path)) is nn.Linear
         weight = _find_weight_node(part)
         if weight is not None and is_dense:
-            integer[path] = _make_integer_layer(path, part, weight, form)
-            if must_be_symmetric and not integer[path].is_symmetric:
+            layer = _make_layer(path, part, weight, form)
+            integer[path] = layer
+            if for_transformers and not _loads_exactly(layer, shell.dtype):
+                raise ConversionError(
+                    f"layer {path!r} has a weight in {QuantDType.MXFP4}, which from_pretrained of "
+                    f"transformers restores in bfloat16, but the model is in {shell.dtype}; "
+                    f"convert the model in bfloat16, or use OptimizedModel.save_pretrained"
+                )
+            if for_transformers and isinstance(layer, IntegerLayer) and not layer.is_symmetric:
                 raise ConversionError(
                     f"layer {path!r} has an asymmetric weight, which from_pretrained of "
                     f"transformers does not read; set the weight to 'int4 symmetric per_group 32', "
@@ -82,12 +92,12 @@ def export_checkpoint(
                 )
             del state[f"{path}.weight"]
         elif weight is not None:
-            layer = shell.get_submodule(path)
-            state[f"{path}.weight"] = read_layer_values(layer, part.portable, "weight")
+            table = shell.get_submodule(path)
+            state[f"{path}.weight"] = read_layer_values(table, part.portable, "weight")
     if not integer:
         raise ConversionError(
-            f"a checkpoint of {form} requires a dense layer with an integer weight, found none; "
-            f"use save, or the model's own save_pretrained"
+            f"a checkpoint of {form} requires a dense layer with a weight in 4 or 8 bits, found "
+            f"none; use save, or the model's own save_pretrained"
         )
     dense = [name for name, module in shell.named_modules() if type(module) is nn.Linear]
     tensors, quantization = FORMATS[form](integer, [d for d in dense if d not in integer])
@@ -100,7 +110,11 @@ def export_checkpoint(
     save_settings(shell, folder, quantization_config=quantization, **entries)
     dtype = next(shell.parameters()).dtype
     packed = {name: torch.from_numpy(value) for name, value in tensors.items()}
-    packed |= {n: value.to(dtype) for n, value in packed.items() if n.endswith("weight_scale")}
+    for name, value in packed.items():
+        if name.endswith(".weight_scale") and value.is_floating_point():
+            packed[name] = value.to(dtype)
+        elif name.endswith(".weight"):
+            packed[name] = value.view(torch.float8_e4m3fn)
     tensors = _unshare_memory(state, keeps_copies=not stays_tied)
     write_weights(folder / "model.safetensors", {**tensors, **packed})
 
@@ -122,19 +136,24 @@ def _unshare_memory(
     return tensors
 
 
+def _loads_exactly(layer: IntegerLayer | FloatLayer, dtype: torch.dtype) -> bool:
+    is_mxfp4 = isinstance(layer, FloatLayer) and layer.dtype is QuantDType.MXFP4
+    return dtype is torch.bfloat16 or not is_mxfp4
+
+
 def _find_weight_node(part: Part) -> Node | None:
     """Return the node that restores the weight of the only layer of a part; None for a float."""
     for node in part.portable.graph.nodes:
         if node.target in layers.WEIGHTED:
             weight = fx.get_arguments(node)["weight"]
-            stored = (ops.dequantize_grouped, ops.dequantize_weight)
+            stored = (ops.dequantize_grouped, ops.dequantize_weight, *RESTORING)
             return weight if weight.target in stored else None
     return None
 
 
-def _make_integer_layer(
+def _make_layer(
     path: str, part: Part, weight: Node, form: CheckpointFormat
-) -> IntegerLayer:
+) -> IntegerLayer | FloatLayer:
     if any(node.target is torch.ops.aten.mul.Tensor for node in part.portable.graph.nodes):
         raise ConversionError(
             f"layer {path!r} scales its inputs (awq), which {form} has no place for; set the "
@@ -142,6 +161,10 @@ def _make_integer_layer(
         )
     nodes = (source for source in weight.args if isinstance(source, Node))
     values = [fx.get_attribute(part.portable, str(node.target)).detach() for node in nodes]
+    if weight.target in RESTORING:
+        is_mx = weight.target is dequantize_mxfp4
+        dtype = QuantDType.MXFP4 if is_mx else QuantDType.FP8_E4M3
+        return FloatLayer(dtype, *(value.numpy() for value in values))
     if weight.target is ops.dequantize_weight:
         integers, scales = (value.numpy() for value in values)
         codes = (integers.astype(np.int16) + middle_code(8)).astype(np.uint8)
@@ -223,7 +246,7 @@ def _make_methods(module: Any, model: TorchModel) -> dict[str, Any]:
         _refuse_options("save_pretrained", {"push_to_hub", "state_dict"}, options)
         try:
             form, folder = CheckpointFormat.COMPRESSED_TENSORS, Path(save_directory)
-            export_checkpoint(source, folder, form, must_be_symmetric=True)
+            export_checkpoint(source, folder, form, for_transformers=True)
         except ConversionError as error:
             raise ConversionError(
                 f"{error}; or write the result by OptimizedModel.save, and load it by "

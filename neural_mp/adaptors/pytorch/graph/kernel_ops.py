@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
+from neural_mp.adaptors.pytorch.graph.float_weights import dequantize_fp8, dequantize_mxfp4
 
 aten = torch.ops.aten
 
@@ -272,6 +273,18 @@ def low_bit_linear(
 
     result = _run_expanded_product(x, dequantize_weight_part, q, scales, offsets).to(x.dtype)
     return result if bias is None else result + bias
+
+
+def float_format_linear(
+    x: torch.Tensor,
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    is_mxfp4: bool,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Run a dense layer with a weight in a float format, expanded to float32 in every run."""
+    weight = (dequantize_mxfp4 if is_mxfp4 else dequantize_fp8)(q, scales)
+    return F.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
 
 
 def four_bit_weight(

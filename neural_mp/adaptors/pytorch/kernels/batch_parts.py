@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.signatures.signature import remember_layout
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph.dynamic_shapes import SIZES
+from neural_mp.adaptors.pytorch.graph.float_weights import RESTORING
 from neural_mp.adaptors.pytorch.graph.fusion import is_node
 from neural_mp.adaptors.pytorch.graph.graph_edit import (
     get_arguments,
@@ -229,7 +230,7 @@ def _keeps_samples_apart(node: Node, samples: set[Node], batch: object) -> bool:
             return False
         # Parts would repeat the conversion of a weight to float, which every call makes.
         return is_node(node.args[0], ops.dequantize) or not is_node(
-            node.args[1], ops.dequantize_weight, ops.dequantize_grouped
+            node.args[1], ops.dequantize_weight, ops.dequantize_grouped, *RESTORING
         )
     if target in _ALONG_AXES:
         axes = max(axes, node.meta["val"].ndim)  # `unsqueeze` counts those of its result

@@ -22,6 +22,7 @@ from neural_mp.adaptors.pytorch.graph import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.graph import qdq_ops as ops
 from neural_mp.adaptors.pytorch.graph import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.graph.casts import cast_dtype
+from neural_mp.adaptors.pytorch.graph.float_weights import RESTORING, dequantize_mxfp4
 from neural_mp.adaptors.pytorch.graph.fusion import (
     OVERWRITABLE,
     Group,
@@ -99,6 +100,10 @@ def lower_to_kernels(portable: GraphModule) -> GraphModule:
             elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
                 _replace_with_kernel(node, kernels.weight_only_embedding, values)
+            elif node.target is layers.LINEAR and is_node(node.args[1], *RESTORING):
+                is_mxfp4 = node.args[1].target is dequantize_mxfp4
+                values = (node.args[0], *node.args[1].args, is_mxfp4, _find_bias_node(node))
+                _replace_with_kernel(node, kernels.float_format_linear, values)
             elif node.target in RECURRENT_INT8:
                 lower_recurrent(module, node)
         call_packed_kernels(module)

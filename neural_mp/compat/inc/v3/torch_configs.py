@@ -185,7 +185,8 @@ class FP8Config(AlgorithmConfig):
         """Raise NotHereError."""
         raise NotHereError(
             "FP8Config is not supported: no CPU kernel computes in float8; use "
-            "INT8StaticQuantConfig, or MixedPrecisionConfig(dtype='bf16')"
+            "INT8StaticQuantConfig, or MixedPrecisionConfig(dtype='bf16'); weights alone are "
+            "stored in float8 by a plan, 'fp8_e4m3 symmetric per_channel'"
         )
 
 
@@ -340,7 +341,7 @@ class AutoRoundConfig(WeightOnlyConfig):
             raise NotHereError(
                 f"AutoRoundConfig(scheme={scheme!r}) is not supported: no CPU kernel here computes "
                 f"in this type; use scheme='W4A16' (or W2A16, W3A16, W8A16), "
-                f"or INT8StaticQuantConfig for INT8"
+                f"INT8StaticQuantConfig for INT8, or a plan with 'mxfp4 symmetric per_group 32'"
             )
         return int(match[1]), int(match[2] or _GROUP_SIZE)
 
