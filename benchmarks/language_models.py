@@ -1,7 +1,7 @@
 """All figures of language models in one run: sizes, accuracy on unseen text, speed, memory.
 
     OMP_NUM_THREADS=1 python -m benchmarks.language_models [--seeds 0 1 2] [--only PART …]
-        [--peer PYTHON] [--keep DIR] [--quick]
+        [--peer PYTHON] [--auto-round PYTHON] [--keep DIR] [--quick]
 
 Prints each figure as it is found, and at the end, or when interrupted, a table of the numbers to
 reach and then the tables of all parts:
@@ -16,6 +16,10 @@ reach and then the tables of all parts:
 - `speed`: decode and prefill of layers with the widths of a decoder of 0.5 billion weights.
 - `chosen`: a search by time alone on these layers, for several numbers of rows per call.
 - `memory`, `killed`: calibration in child processes.
+- `twins`: the hostile twin beside the plain one in 4 and 8 bits, several tuning texts each.
+- `scheme`: decoders of four architectures, and AutoRound's AutoScheme (`--auto-round`).
+- `cache`: an INT8 key-value cache.
+- `rows`: dynamic INT8 beside torchao's, in this environment.
 - `learned`: learned rounding, with the first seed.
 
 `--peer` is a Python with nncf, torchao and transformers; its results stand beside. `--keep` trains
@@ -29,10 +33,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.decoders.calibration import killed, memory
 from benchmarks.decoders.chosen import chosen
+from benchmarks.decoders.first_day import auto_scheme_of, cache_of, rows_of, twins_of
 from benchmarks.decoders.goals import Detail, Figure, Goal, table_of_goals, tables_of
 from benchmarks.decoders.settings import Settings, Subject
 from benchmarks.decoders.speed import speed
@@ -65,6 +71,10 @@ PARTS: dict[str, Part] = {
     "speed": lambda subjects: speed(subjects[0].settings),
     "chosen": lambda subjects: chosen(subjects[0].settings),
     "memory": lambda subjects: memory(subjects[0].settings),
+    "twins": lambda subjects: chain.from_iterable(map(twins_of, subjects)),
+    "scheme": lambda subjects: auto_scheme_of(subjects[0]),
+    "cache": lambda subjects: cache_of(subjects[0]),
+    "rows": lambda subjects: rows_of(subjects[0].settings),
     "killed": lambda subjects: killed(subjects[0].settings),
     "learned": lambda subjects: learned_of(subjects[0]),
 }
@@ -81,9 +91,9 @@ def _settings(options: argparse.Namespace, keep: Path) -> Settings:
         "rounding_steps": (200, 5),
     }
     chosen = {name: pair[options.quick] for name, pair in sizes.items()}
-    overrides = {name: getattr(options, name) for name in ("steps", "windows")}
+    overrides = {name: getattr(options, name) for name in ("steps", "windows", "tuning_texts")}
     chosen |= {name: value for name, value in overrides.items() if value is not None}
-    return Settings(**chosen, keep=keep, peer=options.peer)
+    return Settings(**chosen, keep=keep, peer=options.peer, auto_round=options.auto_round)
 
 
 def main() -> None:
@@ -91,9 +101,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the training")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts")
     parser.add_argument("--peer", type=Path, help="Python with the tools to compare with")
+    parser.add_argument("--auto-round", type=Path, help="Python with auto-round")
     parser.add_argument("--keep", type=Path, help="folder of the trained decoders")
     parser.add_argument("--steps", type=int, help="steps of training (800)")
     parser.add_argument("--windows", type=int, help="windows of each text (256)")
+    parser.add_argument("--tuning-texts", type=int, help="tuning texts of a decoder (5)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the program")
     options = parser.parse_args()
     figures: list[Figure] = []

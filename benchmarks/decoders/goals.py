@@ -30,6 +30,12 @@ class Goal(Enum):
     MEMORY = "peak of calibration beside the model, in blocks", "≤ 2"
     FOLDER = "peak of a folder, converted, saved and loaded, over its bytes", "≤ 1.5"
     FOLDER_OWN = "the same without pages of files, which need not stay in memory", "< 1"
+    TWIN_BYTES = "bytes of the hostile twin over its plain twin, 4 and 8 bits, at most", "≤ 1.1"
+    TWIN_MISSES = "plans of the hostile twin that miss on unseen text", "0 of 30"
+    TWIN_EVALUATIONS = "evaluations of these runs, at most", "≤ 4"
+    AUTO_SCHEME = "bytes / seconds at +1 % over AutoRound's AutoScheme", "≤ .75 / ≤ 1"
+    ROWS = "W8A8 by token: error over torchao's of the same name", "≤ 1.0"
+    CACHE = "INT8 cache: perplexity, bytes over BF16, decode seconds at 2,048", "≤ +.1 % / .52 / 1"
     KILLED = "SIGKILL in the middle", "resumes at the block"
 
 

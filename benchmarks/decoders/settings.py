@@ -33,6 +33,7 @@ class Settings:
         rounding_steps: steps per decoder block of learned rounding.
         keep: folder of trained decoders.
         peer: Python with the tools to compare with.
+        auto_round: Python with auto-round.
     """
 
     steps: int
@@ -44,6 +45,7 @@ class Settings:
     rounding_steps: int
     keep: Path
     peer: Path | None
+    auto_round: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,17 @@ def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return train, tune, unseen
 
 
-def trained(train: np.ndarray, steps: int, seed: int = 0) -> nn.Module:
+def trained(train_ids: np.ndarray, steps: int, seed: int = 0) -> nn.Module:
     """A decoder of 1.9 million weights."""
     torch.manual_seed(seed)
-    net = network("decoder")
+    return train(network("decoder"), train_ids, steps)
+
+
+def train(net: nn.Module, train_ids: np.ndarray, steps: int) -> nn.Module:
+    """Return a decoder of bytes after training."""
     optimizer = torch.optim.AdamW(net.parameters(), 4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps)
-    ids = torch.from_numpy(train)
+    ids = torch.from_numpy(train_ids)
     for _ in range(steps):
         starts = torch.randint(len(ids) - CONTEXT, (16,))
         windows = torch.stack([ids[start : start + CONTEXT] for start in starts])

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ from benchmarks.measurement.children import child_command
 
 
 def results(peer: Path, *arguments: str) -> Iterator[dict[str, Any]]:
-    """Yield the results that the peer prints; what it says in failing goes to the error stream."""
-    command = child_command("peers.decoder_peer", *arguments, python=peer)
+    """Yield the results of the peer of planners and times."""
+    yield from run_peer(child_command("peers.decoder_peer", *arguments, python=peer))
+
+
+def run_peer(command: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the results that a peer prints; what it says in failing goes to the error stream."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         print("\n".join(done.stderr.splitlines()[-5:]), file=sys.stderr, flush=True)
