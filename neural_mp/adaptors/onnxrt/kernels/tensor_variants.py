@@ -43,6 +43,12 @@ _SHIELDED = "shielded"
 _CHANNELS_LAST = "channels_last"
 
 
+#: Size of a row of zeros.
+_LEAST_ROW = 1e-30
+#: First opset whose ReduceMax takes its axes as an input.
+_AXES_ARE_AN_INPUT = 18
+
+
 class Variants(TensorVariants[ir.Value]):
     """The variants of tensors, and the nodes inserted for them.
 
@@ -73,6 +79,7 @@ class Variants(TensorVariants[ir.Value]):
         self.names = GraphNames(graph)
         self._runners = find_runners(graph)
         self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
+        self._rows: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[object, ...], ir.Value] = {}
         self._parameters: dict[QuantParams, tuple[ir.Value, ir.Value]] = {}
         self._moved_from: dict[ir.Value, ir.Value] = {}
@@ -246,6 +253,33 @@ class Variants(TensorVariants[ir.Value]):
             self._dynamic[tensor] = tuple(outputs)
         return self._dynamic[tensor]
 
+    def quantize_rows(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
+        """Return a tensor quantized by rows: uint8, scale, zero point, and the size of each row.
+
+        DynamicQuantizeLinear has one range for all rows, hence each is divided by its size first.
+        """
+        if tensor not in self._rows:
+            real, stem, dtype = self.as_float(tensor), f"{tensor.name}/row", DTYPES[FP32]
+            with self._insert_beside(tensor):
+                sizes = self.add_node("Abs", [real], f"{stem}_magnitudes", dtype)
+                if self._graph.opset_imports.get("", 0) < _AXES_ARE_AN_INPUT:
+                    largest = self.add_node(
+                        "ReduceMax", [sizes], f"{stem}_largest", dtype, {"axes": [-1]}
+                    )
+                else:
+                    axes = self.add_shared_constant(f"{stem}_axes", np.array([-1], np.int64))
+                    largest = self.add_node("ReduceMax", [sizes, axes], f"{stem}_largest", dtype)
+                least = self.add_shared_constant(f"{stem}_least", np.float32(_LEAST_ROW))
+                limits = self.add_node("Max", [largest, least], f"{stem}_sizes", dtype)
+                scaled = self.add_node("Div", [real, limits], f"{stem}s", dtype)
+                names = (f"{stem}s_{part}" for part in ("stored", "scale", "zero_point"))
+                outputs = [ir.val(self.names.reserve_name(name)) for name in names]
+                node = ir.node("DynamicQuantizeLinear", [scaled], outputs=outputs)
+                self.insert_node(node, f"{tensor.name}/quantize")
+            self.count_conversion("quantize")
+            self._rows[tensor] = (*outputs, limits)
+        return self._rows[tensor]
+
     def quant_parameters(self, tensor: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return scale and zero point of a tensor, as constants."""
         encoding = self.get_quant_params(tensor)
@@ -291,10 +325,17 @@ class Variants(TensorVariants[ir.Value]):
         result: ir.Value,
         attributes: Mapping[str, int] | None = None,
         order: Sequence[int] = (),
+        operands: Sequence[tuple[str, ir.Value]] = (),
     ) -> None:
-        """Replace a node by an ONNX Runtime op whose result, its axes in `order`, is `result`."""
+        """Replace a node by an ONNX Runtime op whose result, its axes in `order`, is `result`.
+
+        `operands` are ops that follow, with their second inputs.
+        """
         written = ir.val(self._take_name(result), DTYPES[FP32])
-        computed = ir.val(self.names.reserve_name(f"{written.name}/computed")) if order else written
+        is_last = not order and not operands
+        computed = (
+            written if is_last else ir.val(self.names.reserve_name(f"{written.name}/computed"))
+        )
         name = str(node.name)
         node.name = self.names.reserve_name(f"{name}/{FP32}")
         self.names.give_up(name)
@@ -302,6 +343,15 @@ class Variants(TensorVariants[ir.Value]):
         if order:
             transpose = ir.node("Transpose", [computed], {"perm": list(order)}, outputs=[written])
             self.insert_node(transpose, f"{name}/Transpose")
+        for index, (kind, operand) in enumerate(operands, 1):
+            following = (
+                written
+                if index == len(operands)
+                else ir.val(self.names.reserve_name(f"{written.name}/{kind}"), DTYPES[FP32])
+            )
+            after = ir.node(kind, [computed, operand], outputs=[following])
+            self.insert_node(after, f"{name}/{kind}")
+            computed = following
         self.set_variant(result, FP32, written)
 
     def _take_name(self, value: ir.Value) -> str:

@@ -188,13 +188,20 @@ def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfi
     matrix, bias = matrix_and_bias(head)
     if fusion_group.bias is not None:
         bias = require_constant_array(fusion_group.bias.operand).reshape(-1)
-    if config.approach == "dynamic":
-        values, *parameters = variants.quantize_dynamically(data)
-    else:
-        values, parameters = variants.as_uint8(data), list(variants.quant_parameters(data))
     stored = store_weight(matrix, 1, config.weight)
+    result = fusion_group.tail.outputs[0]
+    if config.approach == "dynamic":
+        *values_of_rows, sizes = variants.quantize_rows(data)
+        inputs = _list_product_inputs(variants, head, values_of_rows, stored, None)
+        operands = [("Mul", sizes)]
+        if bias is not None:
+            real = variants.names.add_constant(f"{head.name}.bias", bias.astype(np.float32))
+            operands.append(("Add", real))
+        variants.replace_node(head, INT8_PRODUCT, inputs, result, operands=operands)
+        return
+    values, parameters = variants.as_uint8(data), list(variants.quant_parameters(data))
     inputs = _list_product_inputs(variants, head, [values, *parameters], stored, bias)
-    variants.replace_node(head, INT8_PRODUCT, inputs, fusion_group.tail.outputs[0])
+    variants.replace_node(head, INT8_PRODUCT, inputs, result)
 
 
 def _write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> None:
