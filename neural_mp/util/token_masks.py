@@ -40,6 +40,21 @@ class TokenMasks:
         flat = [mask.reshape(-1) for mask in self.by_shape.values() if (mask.size,) == rows]
         return flat[0] if len(flat) == 1 else None
 
+    def find_part(self, shape: tuple[int, ...], first: int) -> NDArray[np.bool_] | None:
+        """Return which rows of values of this shape count, of the texts from the `first` on.
+
+        None if all count, or the axes of the rows are not (texts, tokens).
+        """
+        if len(shape) != 3:
+            return self.find_mask(shape) if first == 0 else None
+        end = first + shape[0]
+        masks = [
+            mask[first:end]
+            for (texts, tokens), mask in self.by_shape.items()
+            if tokens == shape[1] and end <= texts
+        ]
+        return masks[0] if len(masks) == 1 else None
+
 
 def find_token_masks(inputs: object) -> TokenMasks:
     """Return the masks of a batch.

@@ -19,9 +19,9 @@ Moments of the inputs of layers also yield corrections of weights.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -395,10 +395,11 @@ def build_weight_corrections(
         sources = {op: layers[op].read for op in ops}
         tensors = {tensor for tensor in sources.values() if tensor is not None}
         sums: dict[str, MomentSums] = {}
-        for tensor, values in inputs.values(model, batches, tensors):
+        masked = _MaskedBatches(batches)
+        for tensor, values in inputs.values(model, masked, tensors):
             if tensor not in sums:
                 sums[tensor] = MomentSums.of_size(values.shape[-1])
-            sums[tensor].add_inputs(values)
+            sums[tensor].add_inputs(masked.select_counted_rows(tensor, values))
         tensor_moments = {tensor: total.finish_moments() for tensor, total in sums.items()}
         return {
             op: tensor_moments[tensor] for op, tensor in sources.items() if tensor in tensor_moments
@@ -410,6 +411,28 @@ def build_weight_corrections(
         with_weights,
         GroupParameters.ZERO_POINTS,
     )
+
+
+@dataclass
+class _MaskedBatches:
+    """Batches, read one by one, and the rows of tensors whose tokens count in the last one."""
+
+    batches: Iterable[Any]
+    masks: TokenMasks = field(default_factory=lambda: TokenMasks({}))
+    #: Tensor → the number of texts of the batch whose values were read.
+    texts: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            self.masks = find_token_masks(batch)
+            self.texts.clear()
+            yield batch
+
+    def select_counted_rows(self, tensor: str, values: Array) -> Array:
+        """Return the rows that count, of a part of the texts; parts follow one another."""
+        mask = self.masks.find_part(values.shape, self.texts[tensor])
+        self.texts[tensor] += values.shape[0]
+        return values if mask is None else values[mask]
 
 
 @dataclass(frozen=True)

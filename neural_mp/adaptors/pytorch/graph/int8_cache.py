@@ -25,7 +25,7 @@ _LIMIT = 127
 #: Scale of a row of zeros.
 _MIN_SCALE = torch.finfo(torch.bfloat16).tiny
 #: Tokens that memory is allocated for at once, in single steps of decoding.
-_TOKENS_PER_STEP = 32
+_TOKENS_PER_STEP = 16
 _CACHE = "past_key_values"
 
 
