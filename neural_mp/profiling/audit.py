@@ -93,10 +93,21 @@ class Audit(Printed):
         ops: all planned ops, in the graph's order.
         complete: whether these are all ops of the model; folders saved by earlier versions list
             only the ops named in the plan.
+        row_scaled_types: types of ops whose dynamic INT8 has a scale for each row of the inputs.
     """
 
     ops: tuple[AuditedOp, ...]
     complete: bool = True
+    row_scaled_types: frozenset[str] = frozenset()
+
+    @property
+    def input_scales(self) -> dict[str, str]:
+        """Return op in dynamic INT8 → `row` or `tensor`, what its input scales are of."""
+        return {
+            op.name: "row" if op.planned.type in self.row_scaled_types else "tensor"
+            for op in self.ops
+            if op.planned.approach is Approach.DYNAMIC
+        }
 
     @property
     def holds(self) -> bool:
@@ -138,7 +149,8 @@ def audit_model(
     """
     ran = model.adaptor.trace_kernels(model.held, model.example_inputs())
     machine = replace(hardware.detect(), stored=model.adaptor.stored_precisions)
-    return audit_ops(planned, ran, lambda precision: machine.support(precision).native, complete)
+    audit = audit_ops(planned, ran, lambda precision: machine.support(precision).native, complete)
+    return replace(audit, row_scaled_types=model.adaptor.row_scaled_types)
 
 
 def audit_ops(

@@ -420,6 +420,10 @@ def summarize_audit_lines(audit: Audit) -> str:
     summary += f": {verdicts}" if verdicts else ""
     if not audit.complete:
         summary += "\nsaved by an earlier version: only ops named in the plan are listed"
+    scales = list(audit.input_scales.values())
+    for kind in dict.fromkeys(scales):
+        count = format_count(scales.count(kind), "op")
+        summary += f"\n{count} in dynamic int8: a scale for each {kind} of the inputs"
     equal = audit.counts().get(Verdict.EQUAL_INT8, 0)
     if equal:
         summary += (

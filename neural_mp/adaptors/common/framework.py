@@ -49,6 +49,8 @@ class Framework(ABC, Generic[M]):
     provider: str = ""
     #: Kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
+    #: Types of ops whose dynamic INT8 has a scale for each row of the inputs.
+    row_scaled_types: ClassVar[frozenset[str]] = frozenset()
 
     # Optional parts; None if not offered
     op_outputs: optional.OpOutputs[M] | None = None

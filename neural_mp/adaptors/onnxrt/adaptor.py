@@ -36,6 +36,7 @@ class OnnxRuntimeAdaptor(OnnxGraphAdaptor[OnnxModel]):
             of a saved model, else CPU.
     """
 
+    row_scaled_types = frozenset({"MatMul", "Gemm"})
     unoptimized_run = optional.UnoptimizedRun(
         observe.run_without_optimizations, observe.first_deviating_op
     )

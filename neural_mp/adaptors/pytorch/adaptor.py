@@ -51,6 +51,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     framework = "pytorch"
     packages = ("torch",)
+    row_scaled_types = frozenset({"linear"})
     op_kinds = TYPES
     replaceable_files = layer_storage.TOKENIZER_FILES
     layer_timing = optional.LayerTiming(profiler.list_layer_shapes, profiler.make_layer_run)

@@ -49,7 +49,10 @@ def test_rows_do_not_depend_on_a_row_with_outliers(opset, with_bias):
     loud[1, 5] = 0
     plan = PrecisionPlan({"first": DYNAMIC, "second": DYNAMIC})
     result = convert_with_plan(_model(opset, with_bias), plan)
-    assert result.audit().holds
+    audit = result.audit()
+    assert audit.holds
+    assert set(audit.input_scales.values()) == {"row"}
+    assert "2 ops in dynamic int8: a scale for each row of the inputs" in str(audit)
     quiet, among = result({"x": rows}), result({"x": loud})
     right = loud @ WEIGHT + (BIAS if with_bias else 0)
     for first, second in zip(quiet, among, strict=True):

@@ -269,7 +269,7 @@ class Variants(TensorVariants[ir.Value]):
                 else:
                     axes = self.add_shared_constant(f"{stem}_axes", np.array([-1], np.int64))
                     largest = self.add_node("ReduceMax", [sizes, axes], f"{stem}_largest", dtype)
-                least = self.add_shared_constant(f"{stem}_least", np.float32(_LEAST_ROW))
+                least = self.add_shared_constant(f"{stem}_least", np.array(_LEAST_ROW, np.float32))
                 limits = self.add_node("Max", [largest, least], f"{stem}_sizes", dtype)
                 scaled = self.add_node("Div", [real, limits], f"{stem}s", dtype)
                 names = (f"{stem}s_{part}" for part in ("stored", "scale", "zero_point"))
