@@ -2,6 +2,7 @@
 
 from neural_mp.data import (  # import registers their names
     choices,
+    detection,
     image_masks,
     images,
     numpy_files,
@@ -26,6 +27,7 @@ __all__ = [
     "build_dataset",
     "build_transforms",
     "choices",
+    "detection",
     "image_masks",
     "images",
     "numpy_files",

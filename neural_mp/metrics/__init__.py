@@ -3,6 +3,7 @@
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
 from neural_mp.metrics.coercion import build_metric, convert_to_metric
+from neural_mp.metrics.decoding import Decode
 from neural_mp.metrics.detection import MeanAveragePrecision
 from neural_mp.metrics.language import KLDivergence, LMEvalTask, MultipleChoice, Perplexity
 from neural_mp.metrics.ranking import MRR, NDCG, Cosine, Pearson, RecallAtK, Spearman
@@ -26,6 +27,7 @@ __all__ = [
     "WER",
     "Accuracy",
     "Cosine",
+    "Decode",
     "ExactMatch",
     "KLDivergence",
     "LMEvalTask",

@@ -1,10 +1,10 @@
-"""Mean average precision of boxes, as pycocotools computes it for COCO."""
+"""Mean average precision of boxes, masks and keypoints, as pycocotools computes it for COCO."""
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.data.annotations import import_mask_tools
 from neural_mp.data.option_checks import import_package
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, MetricError
 
 #: The values of the summary, in the order of pycocotools' `stats`.
 SUMMARY = (
@@ -42,11 +43,25 @@ class Boxes:
         corners: `[N, 4]`, each `[ymin, xmin, ymax, xmax]`.
         classes: `[N]`, class ids.
         scores: `[N]` for predicted boxes; None for ground truth.
+        masks: run lengths of the mask of each, for a mAP of masks.
+        keypoints: `[N, K, 3]`, x, y, visibility, for a mAP of keypoints.
+        areas: `[N]` in pixels; None for those of boxes or masks.
+        crowds: `[N]`, 1 for a group whose detections do not count.
     """
 
     corners: np.ndarray
     classes: np.ndarray
     scores: np.ndarray | None = None
+    masks: Sequence[Mapping[str, Any]] | None = None
+    keypoints: np.ndarray | None = None
+    areas: np.ndarray | None = None
+    crowds: np.ndarray | None = None
+
+
+#: Part that is judged → name in pycocotools.
+_KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
+#: Tolerance of a keypoint, where COCO has none of its own.
+_SIGMA = 0.05
 
 
 def parse_overlaps(option: str, value: object) -> np.ndarray:
@@ -85,6 +100,8 @@ def summarize_detections(
     overlaps: np.ndarray,
     recalls: np.ndarray | None,
     categories: Mapping[int, str],
+    kind: str = "boxes",
+    sigmas: Sequence[float] | None = None,
 ) -> dict[str, float]:
     """Compute precision and recall over all images, classes and overlaps.
 
@@ -95,9 +112,12 @@ def summarize_detections(
         recalls: recall values at which precision is sampled, `[R]`; None for the area under the
             curve.
         categories: class id → class name.
+        kind: `boxes`, `masks` or `keypoints`, of which the overlap is.
+        sigmas: tolerance of each keypoint; see `MeanAveragePrecision`.
 
     Returns:
-        A value for each name in `SUMMARY`, 0 to 1; -1 if undefined, as in pycocotools.
+        A value for each name in `SUMMARY`, 0 to 1; -1 if undefined, as in pycocotools. Keypoints
+        have the mAP alone.
 
     Raises:
         MissingFrameworkError: pycocotools is not installed.
@@ -107,16 +127,54 @@ def summarize_detections(
         evaluation = tools.cocoeval.COCOeval(
             _build_coco(tools, truth, list(truth), categories),
             _build_coco(tools, detections, list(truth), categories),
-            "bbox",
+            _KINDS[kind],
         )
         evaluation.params.iouThrs = overlaps
         evaluation.params.recThrs = np.array([-1.0]) if recalls is None else recalls
+        if kind == "keypoints":
+            evaluation.params.kpt_oks_sigmas = _choose_sigmas(truth, sigmas, evaluation)
         evaluation.evaluate()
         evaluation.accumulate()
         if recalls is None:
             _replace_with_areas(evaluation)
+        if kind == "keypoints":  # whose summary has other limits
+            return {SUMMARY[0]: _mean_precision(evaluation)}
         evaluation.summarize()
     return dict(zip(SUMMARY, map(float, evaluation.stats), strict=True))
+
+
+def encode_masks(masks: np.ndarray) -> list[Mapping[str, Any]]:
+    """Return the run lengths of masks `[N, H, W]`."""
+    tools = import_mask_tools("mAP")
+    ordered = np.asfortranarray(np.moveaxis(masks != 0, 0, -1).astype(np.uint8))
+    return list(tools.encode(ordered))
+
+
+def _choose_sigmas(
+    truth: Mapping[str, Boxes], sigmas: Sequence[float] | None, evaluation: Any
+) -> np.ndarray:
+    """Return the tolerance of each keypoint.
+
+    Raises:
+        MetricError: there is another number of keypoints.
+    """
+    counts = {boxes.keypoints.shape[1] for boxes in truth.values() if boxes.keypoints is not None}
+    count = max(counts, default=0)
+    usual = evaluation.params.kpt_oks_sigmas
+    if sigmas is None:
+        return np.asarray(usual if count == len(usual) else np.full(count, _SIGMA))
+    if len(sigmas) != count:
+        raise MetricError(
+            f"mAP: sigmas must be {count} numbers, one per keypoint, got {len(sigmas)}"
+        )
+    return np.array(sigmas)
+
+
+def _mean_precision(evaluation: Any) -> float:
+    """Return the mean over overlaps, recalls and classes, of objects of any size."""
+    precision = evaluation.eval["precision"][:, :, :, 0, -1]
+    defined = precision[precision > -1]
+    return float(defined.mean()) if defined.size else -1.0
 
 
 def _build_coco(
@@ -130,7 +188,8 @@ def _build_coco(
     )
     coco = tools.coco.COCO()
     coco.dataset = {
-        "images": [{"id": name} for name in names],
+        # pycocotools reads sizes also where run lengths have their own.
+        "images": [{"id": name, "height": 0, "width": 0} for name in names],
         "categories": [{"id": number, "name": name} for number, name in categories.items()],
         "annotations": [{"id": i, **entry} for i, entry in enumerate(annotations, start=1)],
     }
@@ -144,19 +203,30 @@ def _make_coco_entries(
     tops_lefts, bottoms_rights = boxes.corners[:, :2], boxes.corners[:, 2:]
     positions = tops_lefts[:, ::-1].astype(np.float64).tolist()
     sizes = (bottoms_rights - tops_lefts)[:, ::-1].astype(np.float64).tolist()
-    scores = [None] * len(sizes) if boxes.scores is None else boxes.scores.tolist()
-    for kind, position, size, score in zip(
-        boxes.classes.tolist(), positions, sizes, scores, strict=True
+    for index, (kind, position, size) in enumerate(
+        zip(boxes.classes.tolist(), positions, sizes, strict=True)
     ):
-        if kind in categories:
-            yield {
-                "image_id": image,
-                "category_id": int(kind),
-                "bbox": [*position, *size],
-                "area": size[0] * size[1],
-                "iscrowd": 0,
-                **({} if score is None else {"score": score}),
-            }
+        if kind not in categories:
+            continue
+        entry = {
+            "image_id": image,
+            "category_id": int(kind),
+            "bbox": [*position, *size],
+            "area": size[0] * size[1] if boxes.areas is None else float(boxes.areas[index]),
+            "iscrowd": 0 if boxes.crowds is None else int(boxes.crowds[index]),
+        }
+        if boxes.scores is not None:
+            entry["score"] = float(boxes.scores[index])
+        if boxes.masks is not None:
+            entry["segmentation"] = boxes.masks[index]
+        if boxes.keypoints is not None:
+            points = boxes.keypoints[index].astype(np.float64)
+            entry |= {"keypoints": points.ravel().tolist(), "num_keypoints": _count_seen(points)}
+        yield entry
+
+
+def _count_seen(points: np.ndarray) -> int:
+    return int((points[:, 2] > 0).sum())
 
 
 def _replace_with_areas(evaluation: Any) -> None:

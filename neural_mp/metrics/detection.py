@@ -1,4 +1,4 @@
-"""Mean average precision (mAP) of boxes.
+"""Mean average precision (mAP) of boxes, masks and keypoints.
 
 Predictions and labels have one of these formats; N counts images per batch, M counts boxes.
 
@@ -8,26 +8,32 @@ Predictions and labels have one of these formats; N counts images per batch, M c
   `scores` `[N, M]`, padded to one M. Rows with a negative class are ignored, and so are rows from
   `count` `[N]` on, if there is such an output.
 
+With `kind: masks`, both have `masks` `[M, H, W]` besides, and with `kind: keypoints` `keypoints`
+`[M, K, 3]` (x, y, visibility). Labels may have `area` `[M]` and `crowd` `[M]`, as in COCO.
+
 Classes are whole numbers from 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.option_checks import check_one_of
+from neural_mp.data.detection import KINDS
+from neural_mp.data.option_checks import check_finite_numbers, check_one_of
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.base import METRICS, nothing_taken_in
 from neural_mp.metrics.coco_map import (
     ALL_OVERLAPS,
     Boxes,
+    encode_masks,
     import_coco_tools,
     parse_overlaps,
     summarize_detections,
 )
+from neural_mp.metrics.decoding import CORNERS
 from neural_mp.metrics.predictions import (
     choose_output,
     describe_value,
@@ -38,6 +44,9 @@ from neural_mp.util.pytree import convert_to_numpy
 from neural_mp.util.text import format_count
 
 _PARTS = ("boxes", "scores", "labels", "count")
+#: Parts by name only: of both sides, and of labels.
+_SHAPES = ("masks", "keypoints")
+_DETAILS = ("area", "crowd")
 #: Output names that are recognized automatically.
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "boxes": ("boxes", "detection_boxes", "bboxes"),
@@ -45,28 +54,11 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "labels": ("labels", "classes", "detection_classes"),
     "count": ("count", "num_detections"),
 }
-#: Box format → conversion to `ymin, xmin, ymax, xmax`.
-_CORNERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "xyxy": lambda box: box[:, [1, 0, 3, 2]],
-    "yxyx": lambda box: box,
-    "xywh": lambda box: np.stack(
-        [box[:, 1], box[:, 0], box[:, 1] + box[:, 3], box[:, 0] + box[:, 2]], axis=1
-    ),
-    "cxcywh": lambda box: np.stack(
-        [
-            box[:, 1] - box[:, 3] / 2,
-            box[:, 0] - box[:, 2] / 2,
-            box[:, 1] + box[:, 3] / 2,
-            box[:, 0] + box[:, 2] / 2,
-        ],
-        axis=1,
-    ),
-}
 
 
 @METRICS.register("mAP", "mean_average_precision")
 class MeanAveragePrecision:
-    """COCO's mean average precision of boxes over the classes that occur in the labels.
+    """COCO's mean average precision over the classes that occur in the labels.
 
     The 100 best boxes per image and class count; precision is sampled at 101 recall values.
 
@@ -77,6 +69,10 @@ class MeanAveragePrecision:
             height) or `cxcywh` (center, width, height).
         outputs: names or positions of the model's outputs `boxes`, `scores`, `labels` and
             `count`, if they have other names.
+        kind: `boxes`, `masks` or `keypoints`, of which the overlap (for keypoints the similarity)
+            is.
+        sigmas: tolerance of each keypoint, as a fraction of the object's size; by default those of
+            COCO for 17 keypoints, else 0.05 each.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -91,10 +87,14 @@ class MeanAveragePrecision:
         iou: float | str = ALL_OVERLAPS,
         box: str = "xyxy",
         outputs: Mapping[str, str | int] | None = None,
+        kind: str = "boxes",
+        sigmas: Sequence[float] | None = None,
     ) -> None:
         import_coco_tools("mAP")
+        self._kind = check_one_of("mAP: kind", kind, KINDS)
+        self._sigmas = None if sigmas is None else check_finite_numbers("mAP: sigmas", sigmas)
         self._overlaps = parse_overlaps("mAP: iou", iou)
-        self._corners = _CORNERS[check_one_of("mAP: box", box, [*_CORNERS])]
+        self._corners = CORNERS[check_one_of("mAP: box", box, [*CORNERS])]
         self._outputs = _validate_outputs(outputs or {})
         self.reset()
 
@@ -140,16 +140,23 @@ class MeanAveragePrecision:
             raise MetricError("mAP requires at least one box in the labels, got none")
         names = {kind: str(kind) for kind in sorted(classes)}
         recalls = np.linspace(0, 1, 101)
-        return summarize_detections(self._truth, self._found, self._overlaps, recalls, names)[
-            "Precision/mAP"
-        ]
+        values = summarize_detections(
+            self._truth, self._found, self._overlaps, recalls, names, self._kind, self._sigmas
+        )
+        return values["Precision/mAP"]
 
     def _boxes_per_image(
         self, values: object, what: str, outputs: Mapping[str, str | int]
     ) -> list[Boxes]:
         wanted = [part for part in _PARTS if part != "scores" or what == "predictions"]
         if isinstance(values, Sequence) and all(isinstance(item, Mapping) for item in values):
-            parts = [_select_parts(item, what, outputs, wanted) for item in values]
+            parts = [
+                {
+                    **_select_parts(item, what, outputs, wanted),
+                    **{name: item[name] for name in (*_SHAPES, *_DETAILS) if name in item},
+                }
+                for item in values
+            ]
         else:
             whole = _select_parts(values, what, outputs, wanted)
             length = len(whole["boxes"])
@@ -165,6 +172,8 @@ class MeanAveragePrecision:
         arrays = {name: np.asarray(convert_to_numpy(part)) for name, part in parts.items()}
         count = arrays.pop("count", None)
         until = None if count is None else int(count.reshape(-1)[0])
+        shapes = {name: arrays.pop(name, None) for name in _SHAPES}
+        details = {name: arrays.pop(name, None) for name in _DETAILS}
         corners = arrays["boxes"].astype(np.float64)
         corners = corners.reshape(-1, 4) if corners.size == 0 else corners
         rows = {len(np.atleast_1d(part)) for name, part in arrays.items() if name != "boxes"}
@@ -176,11 +185,32 @@ class MeanAveragePrecision:
         kinds = np.atleast_1d(arrays["labels"])[:until].astype(np.int64)
         real = kinds >= 0
         scores = arrays.get("scores")
+        own = self._select_shapes(shapes, len(corners), what)
+        selected = {name: None if v is None else v[:until][real] for name, v in details.items()}
         return Boxes(
-            self._corners(corners[:until])[real],
+            # left, top, right, bottom → top, left, bottom, right
+            self._corners(corners[:until])[real][:, [1, 0, 3, 2]],
             kinds[real],
             None if scores is None else np.atleast_1d(scores)[:until][real].astype(np.float64),
+            masks=encode_masks(own[:until][real]) if self._kind == "masks" else None,
+            keypoints=own[:until][real] if self._kind == "keypoints" else None,
+            areas=selected["area"],
+            crowds=selected["crowd"],
         )
+
+    def _select_shapes(
+        self, shapes: Mapping[str, np.ndarray | None], count: int, what: str
+    ) -> np.ndarray:
+        """Return the masks `[M, H, W]` or keypoints `[M, K, 3]`; of boxes, nothing `[M]`."""
+        own = shapes.get(self._kind)
+        if self._kind not in _SHAPES:
+            return np.zeros(count)
+        if own is None or own.ndim != 3 or len(own) != count:
+            raise MetricError(
+                f"mAP of {self._kind} needs {self._kind} of {count} objects among the {what}, got "
+                f"{'none' if own is None else describe_value(own)}"
+            )
+        return own
 
 
 def _select_parts(

@@ -195,7 +195,7 @@ _NESTED = "[" * 200_000
 
 @DATA.here("annotations of COCO that", "are nested", "hold numbers without end", "are a list")
 def _is_coco(folder: Path, canary: Path, what: str) -> None:
-    from neural_mp.compat.inc.components.image_datasets import read_annotations
+    from neural_mp.data.annotations import read_annotations
 
     texts = {
         "are nested": f'{{"images": {_NESTED}',

@@ -19,6 +19,7 @@ from neural_mp.compat.inc.components.registries import (
     option,
     parse_sizes,
 )
+from neural_mp.data.annotations import AnnotatedImage, read_annotations
 from neural_mp.data.images import ImageFolder, import_pillow, read_pixels
 from neural_mp.data.numpy_files import iterate_plain_arrays
 from neural_mp.data.option_checks import (
@@ -26,73 +27,9 @@ from neural_mp.data.option_checks import (
     check_existing_folder,
     check_finite_number,
 )
-from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.io.readers import read_data_json
-from neural_mp.util.validators import file_path, validate_option
+from neural_mp.errors import DataError
 
 ANNOTATIONS = "annotations/instances_val2017.json"
-#: Numbers per box: left, top, width, height.
-_EDGES = 4
-
-
-@dataclass(frozen=True)
-class AnnotatedImage:
-    """An image of an annotation file.
-
-    Attributes:
-        name: file name.
-        height, width: in pixels.
-        boxes: left, top, width, height in pixels, in file order.
-        categories: category id of each box.
-    """
-
-    name: str
-    height: float
-    width: float
-    boxes: tuple[tuple[float, ...], ...]
-    categories: tuple[int, ...]
-
-
-def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
-    """Return the images of a COCO annotation file, and the categories: id → name.
-
-    Source of the format: https://cocodataset.org/#format-data
-    """
-    try:
-        data = read_data_json(path)
-        names = {int(item["id"]): str(item["name"]) for item in data["categories"]}
-        of_image: dict[Any, list[Mapping[str, Any]]] = {}
-        for annotation in data["annotations"]:
-            if annotation["category_id"] in names and annotation["bbox"]:
-                of_image.setdefault(annotation["image_id"], []).append(annotation)
-        # For a duplicate id, the last image counts.
-        unique = {item["id"]: item for item in data["images"]}
-        images = [_parse_image(item, of_image.get(key, [])) for key, item in unique.items()]
-    except ConfigurationError as error:
-        raise DataError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"{path} must be a COCO annotation file with images, annotations and categories; "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return images, names
-
-
-def _parse_image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
-    return AnnotatedImage(
-        name=str(validate_option("file_name", file_path, item["file_name"])),
-        height=float(item["height"]),
-        width=float(item["width"]),
-        boxes=tuple(_parse_box(annotation["bbox"]) for annotation in annotations),
-        categories=tuple(int(annotation["category_id"]) for annotation in annotations),
-    )
-
-
-def _parse_box(edges: Any) -> tuple[float, ...]:
-    box = tuple(map(float, edges))
-    if len(box) != _EDGES:
-        raise TypeError(f"a bbox must hold {_EDGES} numbers, got {len(box)}")
-    return box
 
 
 @dataclass(frozen=True)
