@@ -19,9 +19,10 @@ from neural_mp.core.criterion import Deadline
 from neural_mp.core.enums import INT8_IO
 from neural_mp.errors import ConfigurationError
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
+from neural_mp.reporting.trackers import TrackingListener, start_tracked_run
 from neural_mp.space import list_effective_ops
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.listener import Listener, RunLog
+from neural_mp.tuning.listener import Listener, ListenerGroup, RunLog
 from neural_mp.tuning.measurement.sensitivity import (
     SensitivityReport,
     measure_decision_sensitivities,
@@ -142,6 +143,23 @@ class MixedPrecision(Options):
             job, _ = self._job_builder(log).build_job()
         return measure_decision_sensitivities(job, log, most)
 
+    def _start_listener(self) -> Listener:
+        """Return the listener of a run, with that of the tracker, if any."""
+        shown = self._check_listener_option()
+        track: str | None = OPTIONS["track"].check_value(self.track)
+        if track is None:
+            return shown
+        return ListenerGroup(shown, TrackingListener(start_tracked_run(track, self._parameters())))
+
+    def _parameters(self) -> dict[str, str | float | bool]:
+        """Return the options that are set to plain values, without those that hold secrets."""
+        set_options = {name: getattr(self, name) for name in OPTIONS if self.is_set(name)}
+        return {
+            name: value
+            for name, value in set_options.items()
+            if isinstance(value, str | int | float) and name not in ("storage", "workers", "track")
+        }
+
     def _check_listener_option(self) -> Listener:
         # Used before the other options are checked.
         listener: Listener | None = OPTIONS["listener"].check_value(self.listener)
@@ -172,7 +190,11 @@ class MixedPrecision(Options):
             NeuralMPError: an option is invalid or does not fit the model. Exceptions of the user's
                 metric or evaluation function are raised unchanged.
         """
-        log = RunLog(self._check_listener_option())
+        log = RunLog(self._start_listener())
+        with log.announce_failure():
+            return self._run(log)
+
+    def _run(self, log: RunLog) -> OptimizedModel:
         with log.loading_phase():
             builder = self._job_builder(log)
             job, log_folder = builder.build_job()
@@ -188,6 +210,7 @@ class MixedPrecision(Options):
         if log_folder is not None:
             missing = write_log(log_folder, result.fp32, result.model, plan)
             report = replace(report, warnings=(*report.warnings, *missing))
+        log.listener.plan(plan)
         log.listener.result(report, result.met)
         planned = list_effective_ops(result.fp32.space, result.plan)
         searched = (result.met, result.trials, result.observations)

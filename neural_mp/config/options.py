@@ -34,6 +34,7 @@ from neural_mp.core.enums import (
     Capture,
     Dialect,
     Objective,
+    Tracker,
 )
 from neural_mp.core.op_timings import Workload
 from neural_mp.core.precision import Precision, Precisions, parse_precisions
@@ -59,6 +60,7 @@ from neural_mp.util.validators import (
 
 #: Default folder of the run history.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
+_TRACKERS = frozenset(tracker.value for tracker in Tracker)
 #: Default precisions to search.
 DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
@@ -70,6 +72,10 @@ def _validate_instance_of(kind: type) -> Validator[Any]:
 def _are_names(value: Any) -> bool:
     names = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(name, str) for name in names)
+
+
+def _names_tracker(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.partition(":")[0] in _TRACKERS)
 
 
 def build_section_criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
@@ -543,6 +549,14 @@ class Options:
         "description of the machine",
         rule=_validate_instance_of(machine.Hardware),
         default_words="this machine",
+    )
+    track: str | None = declare_option(
+        None,
+        "store the run in an [experiment tracker](report.md#experiment-trackers): `mlflow`, "
+        "`wandb` or `tensorboard`, or with its address, project or folder, `mlflow:PLACE`",
+        "tuning.track",
+        rule=values_matching("mlflow, wandb or tensorboard, or TRACKER:PLACE", _names_tracker),
+        flag="Experiment tracker: mlflow, wandb or tensorboard, or TRACKER:PLACE.",
     )
     listener: Listener | None = declare_option(
         None,

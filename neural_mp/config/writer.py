@@ -32,7 +32,7 @@ from neural_mp.util.string_enum import StringEnum
 logger = logging.getLogger(__name__)
 
 #: Options that do not describe the run: its history, and the rights and displays of a process.
-_OF_THE_PROCESS = frozenset({"workspace", "storage", "resume", "trust", "listener"})
+_OF_THE_PROCESS = frozenset({"workspace", "storage", "resume", "trust", "listener", "track"})
 #: Options of Python alone that a tuning file has in another form.
 _EVALUATION = frozenset({"metric", "eval_dataloader"})
 #: `1e-3` is a string in YAML 1.1, which PyYAML writes, but a number for our reader.

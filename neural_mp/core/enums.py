@@ -170,3 +170,11 @@ class Dialect(StringEnum):
 def is_latency_only(objectives: Iterable[Objective]) -> bool:
     """Whether latency is the only objective."""
     return set(objectives) == {Objective.PERFORMANCE}
+
+
+class Tracker(StringEnum):
+    """Experiment tracker that stores tunings."""
+
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+    TENSORBOARD = "tensorboard"

@@ -6,9 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from inspect import isfunction
 from typing import ClassVar, TypeVar
 
 from neural_mp.core.criterion import AccuracyCriterion, UnreturnedCallError
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report, StageNoise
 from neural_mp.tuning.call_limit import CallLimit
@@ -58,8 +61,41 @@ class Listener:
     def close(self) -> None:
         """Handle the end of the run, with or without success."""
 
+    def plan(self, plan: PrecisionPlan) -> None:
+        """Handle the plan of the result; called between `close` and `result`."""
+
     def result(self, report: Report, met: bool | None) -> None:
         """Handle the result of the run; called after `close`."""
+
+    def failure(self, error: BaseException) -> None:
+        """Handle the error that ends a run without a result; called after `close`."""
+
+
+class ListenerGroup(Listener):
+    """Listener that passes each event to several others, in their order.
+
+    Args:
+        *listeners: the others.
+    """
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+        # Methods of the instance, one for each event of `Listener`.
+        for event in _EVENTS:
+            setattr(self, event, partial(self._notify, event))
+
+    @property
+    def wants_hints(self) -> bool:  # type: ignore[override]  # that of the members
+        """Whether a member wants hints."""
+        return any(listener.wants_hints for listener in self._listeners)
+
+    def _notify(self, event: str, *values: object, **options: object) -> None:
+        for listener in self._listeners:
+            getattr(listener, event)(*values, **options)
+
+
+#: Names of the events.
+_EVENTS = tuple(name for name, value in vars(Listener).items() if isfunction(value))
 
 
 def describe_accuracy_target(
@@ -158,6 +194,15 @@ class RunLog:
                 yield
         except BaseException:
             self.listener.close()
+            raise
+
+    @contextmanager
+    def announce_failure(self) -> Iterator[None]:
+        """Context of a whole run; the listener hears of the error that ends it."""
+        try:
+            yield
+        except BaseException as error:
+            self.listener.failure(error)
             raise
 
     @contextmanager
