@@ -51,6 +51,18 @@ def test_a_model_with_three_outputs_is_tuned_by_the_miou_of_one(copies):
         assert metric.value >= metric.target
 
 
+def test_a_detector_is_tuned_by_its_map_from_a_file(copies):
+    folder = copies / "detection_yolo"
+    printed = run_script(folder / "tune.py")
+    assert "The accuracy target is met" in printed
+    assert re.search(r"objects of an image: \[[\d, ]*\], in truth \[", printed)
+    tuned = neural_mp.load(folder / "out" / "tuned")
+    assert tuned.report.baseline_accuracy > 0.4
+    assert tuned.report.accuracy >= 0.99 * tuned.report.baseline_accuracy
+    convs = {op.name for op in tuned.loaded.space.graph if op.type == "Conv"}
+    assert sum(tuned.plan[op].precision.is_integer for op in convs) >= 0.85 * len(convs)
+
+
 def test_moving_ops_between_lists_changes_what_the_readme_says(copies, monkeypatch):
     folder = copies / "tune_lists"
     printed = run_script(folder / "tune_lists.py")

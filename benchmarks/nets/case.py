@@ -55,7 +55,7 @@ def write_onnx(
         tuple(map(torch.from_numpy, inputs.values())),
         str(path),
         input_names=list(inputs),
-        output_names=["result"],
+        output_names=options.pop("output_names", ["result"]),
         dynamic_shapes=tuple(axes for _ in inputs) if axes else None,
         dynamo=True,
         external_data=False,

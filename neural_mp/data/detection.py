@@ -248,7 +248,7 @@ def _visible(points: np.ndarray) -> np.ndarray:
     """Return the visibility `[K, 1]`; points without one are labelled unless both are 0."""
     if points.shape[1] > 2:
         return points[:, 2:3]
-    return 2.0 * points[:, :2].any(axis=1, keepdims=True)
+    return np.where(points[:, :2].any(axis=1, keepdims=True), 2.0, 0.0)
 
 
 def _list_split(file: Path, content: Mapping[str, Any], split: str) -> Iterator[Path]:
@@ -259,12 +259,13 @@ def _list_split(file: Path, content: Mapping[str, Any], split: str) -> Iterator[
     """
     sources = content.get(split)
     listed = sources if isinstance(sources, list) else [sources]
-    if not all(isinstance(source, str) and source for source in listed):
+    names = [source for source in listed if isinstance(source, str) and source]
+    if len(names) < len(listed) or not names:
         raise DataError(
             f"{file} must name the images of {split}, a folder, got {preview_value(sources)}"
         )
     base = file.parent / str(content.get("path") or "")
-    for source in listed:
+    for source in names:
         path = check_existing_path(f"{file.name}: {split}", base / source)
         if path.is_dir():
             yield from sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: Ops that change precision together (see `TuningSpace.decision_groups`).
 Decision = tuple[str, ...]
+#: Least weights of a layer that may end a branch of the head; fixed sums of boxes have fewer.
+_MIN_LAYER_WEIGHTS = 64
 
 
 def list_low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
@@ -156,3 +158,29 @@ def iterate_combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[C
                 for position, precision in zip(positions, higher, strict=True):
                     combination[position] = precision
                 yield tuple(combination)
+
+
+def list_head_branches(space: TuningSpace) -> list[frozenset[str]]:
+    """Return the ops of each branch of the head, such as the boxes and the scores of a detector.
+
+    The last layers end the branches; those of one type and number of weights are one branch, such
+    as the boxes of all levels. A branch has the ops whose results reach its ends only. Empty for a
+    model with a single branch.
+    """
+    graph = space.graph
+    layers = {
+        op
+        for op in space.tunable_ops
+        if graph[op].weights >= _MIN_LAYER_WEIGHTS
+        and not (graph[op].joins_int8 or graph[op].quantize_agnostic)
+    }
+    ends: dict[str, frozenset[tuple[str, int]]] = {}
+    for op in reversed(list(graph)):
+        reached = [ends.get(name, frozenset()) for name in graph.consumer_names(op.name)]
+        own = {(op.type, op.weights)} if op.name in layers else ()
+        ends[op.name] = frozenset().union(*reached) or frozenset(own)
+    branches: dict[tuple[str, int], set[str]] = {}
+    for name, kinds in ends.items():
+        if len(kinds) == 1:
+            branches.setdefault(next(iter(kinds)), set()).add(name)
+    return list(map(frozenset, branches.values())) if len(branches) > 1 else []

@@ -25,7 +25,7 @@ from neural_mp.search.cost_model import (
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.strategies.basic import group_by_type, set_op_precision
-from neural_mp.strategies.decisions import decision_levels
+from neural_mp.strategies.decisions import decision_levels, list_head_branches
 
 #: Maximum number of plans measured per round, and of rounds.
 _NEIGHBOURS, _MAX_ROUNDS = 6, 4
@@ -130,7 +130,8 @@ def list_first_fallbacks(
     """Return the plans to try first after a miss, the one with more INT8 first.
 
     After a narrow miss, the loss is taken as proportional to the noise at the outputs, and as few
-    tensors leave INT8 as that requires. In the other plan, all tensors with an NSR above 5 % do.
+    tensors leave INT8 as that requires. In another plan, all tensors with an NSR above 5 % do. If
+    the head has branches, a plan without INT8 in the noisiest of these is between the two.
 
     Args:
         problem: has the space and the tolerated loss.
@@ -141,7 +142,23 @@ def list_first_fallbacks(
     """
     noisy = [t for t in tensors if noise.get(t.name, 0.0) > _NSR_FALLBACK_THRESHOLD]
     counts = {len(noisy)} | _predict_fewest_fallbacks(problem, model, missed, tensors)
-    return [without_tensors(problem.space, missed.plan, tensors[:n]) for n in sorted(counts)]
+    fallbacks = [tensors[:count] for count in sorted(counts)]
+    if branch := _find_noisiest_branch(problem.space, tensors, noise):
+        fallbacks = sorted([*fallbacks, branch], key=len)
+    return [without_tensors(problem.space, missed.plan, fallback) for fallback in fallbacks]
+
+
+def _find_noisiest_branch(
+    space: TuningSpace, tensors: Sequence[QuantizedTensor], noise: Mapping[str, float]
+) -> list[QuantizedTensor]:
+    """Return the quantized tensors of the noisiest branch of the head; none without branches."""
+    branches = [
+        [tensor for tensor in tensors if branch.issuperset(tensor.consumers)]
+        for branch in list_head_branches(space)
+    ]
+    return max(
+        branches, key=lambda own: sum(noise.get(tensor.name, 0.0) for tensor in own), default=[]
+    )
 
 
 def list_further_fallbacks(

@@ -13,7 +13,11 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernels.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.onnxrt.fusion import is_table, list_kernel_operands
+from neural_mp.adaptors.onnxrt.fusion import (
+    find_decoding_concatenations,
+    is_table,
+    list_kernel_operands,
+)
 from neural_mp.adaptors.onnxrt.graph import edit
 from neural_mp.adaptors.onnxrt.graph.opset import find_typed_inputs, is_function, supports_dtype
 from neural_mp.adaptors.onnxrt.graph.sessions import CPU
@@ -276,6 +280,8 @@ class _KernelFinder:
             return reasons.AGNOSTIC
         if list(iterate_node_bodies(node)):
             return _RUNS_GRAPHS
+        if node in find_decoding_concatenations(self.model.program.graph):
+            return "no layer reads its result, so that each input keeps its own scale"
         is_joining = bool(node.inputs) and ops.has_role(node, ops.Role.JOINING)
         if ops.has_role(node, ops.Role.LAYER) or is_joining:
             return "its output is not known to be float32, or an input is constant"

@@ -18,7 +18,11 @@ from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
 from neural_mp.adaptors.onnxrt.graph.edit import get_constant_array, is_float32, list_used_outputs
 from neural_mp.adaptors.onnxrt.graph.opset import get_onnx_opset
-from neural_mp.adaptors.onnxrt.graph.subgraphs import find_runners, in_order
+from neural_mp.adaptors.onnxrt.graph.subgraphs import (
+    find_runners,
+    in_order,
+    iterate_node_bodies,
+)
 from neural_mp.adaptors.onnxrt.kernels.ops import Role, get_op_row, has_role
 from neural_mp.adaptors.onnxrt.kernels.registry import moves_bytes
 from neural_mp.adaptors.onnxrt.kernels.writers import FusionGroup, get_clamp_limits
@@ -76,7 +80,8 @@ def graph_structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphS
                 parts[tensor] = name
             values[tensor] = value
     sound = {name: node for name, node in nodes.items() if name not in rejected}
-    heads = [node for node in sound.values() if _may_head_group(node)]
+    decoding = find_decoding_concatenations(graph)
+    heads = [node for node in sound.values() if _may_head_group(node) and node not in decoding]
     groups = find_fusion_groups(heads, _Kernels(rejected))
     return GraphStructure(
         nodes,
@@ -91,6 +96,24 @@ def graph_structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphS
         step_inputs,
         parts,
     )
+
+
+def find_decoding_concatenations(graph: ir.Graph) -> set[ir.Node]:
+    """Return the concatenations whose result no layer reads, unless through ops in float.
+
+    A concatenation in integers has one scale. Behind the last layers of a detector, these join
+    boxes and scores, one of which would lose its scale, and no integer kernel gains.
+    """
+    passing = (Role.JOINING, Role.MOVING)
+    read_by_layer: set[ir.Node] = set()
+    for node in reversed(list(in_order(graph))):
+        for reader in (use.node for value in node.outputs for use in value.uses()):
+            inner = reader.graph is not graph or bool(list(iterate_node_bodies(reader)))
+            is_layer = has_role(reader, Role.LAYER) or has_role(reader, Role.RECURRENT)
+            passes_on = reader in read_by_layer and any(has_role(reader, r) for r in passing)
+            if inner or is_layer or passes_on:
+                read_by_layer.add(node)
+    return {node for node in graph if node.op_type == "Concat" and node not in read_by_layer}
 
 
 def is_table(node: ir.Node) -> bool:
