@@ -139,7 +139,7 @@ def share_in_int8(result: OptimizedModel, kind: str = "") -> float | None:
     """Return the multiply-adds in INT8, as a fraction of those of layers whose type has `kind`."""
     record = result.report.record
     macs = {} if record is None else record.multiply_adds
-    types = {op.name: op.type.lower() for op in result.loaded.space.graph} if macs else {}
+    types = {op: effective.type.lower() for op, effective in result.planned.items()}
     chosen = {op: count for op, count in macs.items() if kind in types.get(op, "")}
     total = sum(chosen.values())
     lowered = {op for op, e in result.planned.items() if e.precision is Precision.INT8}

@@ -188,7 +188,12 @@ def sentence_encoder(folder: Path) -> Path:
     save(folder, transformers.BertModel(transformers.BertConfig(**SIZES)).eval(), make_tokenizer())
     kinds = ["Transformer", "Pooling", "Normalize"]
     modules = [
-        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"x.models.{kind}"}
+        {
+            "idx": n,
+            "name": str(n),
+            "path": f"{n}_{kind}" if n else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for n, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))

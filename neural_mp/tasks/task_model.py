@@ -22,8 +22,10 @@ from neural_mp.tasks.declaration import Task
 from neural_mp.tasks.folders import ModelFolder, open_folder
 from neural_mp.tasks.table import TASKS
 from neural_mp.util.validators import (
+    anything,
     file_path,
     list_of,
+    mapping_of,
     one_of,
     optional,
     record,
@@ -32,6 +34,7 @@ from neural_mp.util.validators import (
 )
 
 CARD = "README.md"
+_TOKENIZER = "tokenizer_config.json"
 #: Framework → file as optimum, transformers.js and sentence-transformers name it.
 _FILES = {
     "onnxrt": "onnx/model_quantized.onnx",
@@ -113,9 +116,20 @@ def write_layout(result: OptimizedModel, folder: ModelFolder, card: str, path: s
         file = target / _FILES[result.framework]
         file.parent.mkdir(parents=True, exist_ok=True)
         copy_kept_files(folder, target)
+        _name_tokenizer_for_others(target / _TOKENIZER)
         (target / CARD).write_text(card, encoding="utf-8")
     result.save(file)
     return file
+
+
+def _name_tokenizer_for_others(file: Path) -> None:
+    """Name the class of a tokenizer as `transformers` 4 does, which later versions read, too."""
+    if not file.is_file():
+        return
+    settings = read_json(file, mapping_of(anything), ModelLoadError)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 TASK_FILE = "task.json"
