@@ -198,7 +198,8 @@ def sentence_encoder(folder: Path) -> Path:
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
     return folder
 
 

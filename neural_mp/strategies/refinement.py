@@ -153,7 +153,7 @@ def _find_noisiest_branch(
 ) -> list[QuantizedTensor]:
     """Return the quantized tensors of the noisiest branch of the head; none without branches."""
     branches = [
-        [tensor for tensor in tensors if branch.issuperset(tensor.consumers)]
+        [tensor for tensor in tensors if branch.issuperset(tensor.quantizing_ops)]
         for branch in list_head_branches(space)
     ]
     return max(

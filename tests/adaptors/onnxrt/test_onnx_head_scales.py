@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_mp.adaptors.registry import get_adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.strategies.decisions import list_head_branches
+from neural_mp.strategies.refinement import list_first_fallbacks
 
 LEVELS, CHANNELS = 3, 16
 
@@ -103,6 +107,21 @@ def test_the_branches_of_a_head_are_found_from_the_graph(space_of, framework):
         [f"{name}{level}" for name in pair for level in range(LEVELS)] for pair in ("bu", "sv")
     ]
     assert branches == expected
+
+
+def test_the_noisiest_branch_of_a_head_falls_back_as_a_whole(space_of):
+    space = space_of(detector("Sigmoid"), "onnxrt")
+    missed = Trial(space.fastest_plan(), Outcome.MISSED, loss=0.5)
+    noise = {tensor.name: 1e-3 for tensor in space.tensors}
+    noise |= {name: 0.04 for name in ("u0", "u1", "u2") if name in noise}  # read by boxes
+    problem = SimpleNamespace(space=space, tolerance=0.01)
+    plans = list_first_fallbacks(problem, None, missed, list(space.tensors), noise)
+    layers = {op.name: op for op in space.graph if op.type == "Conv"}
+    lowered = [
+        {name for name in layers if plan[name].precision is not Precision.INT8} for plan in plans
+    ]
+    boxes = {"b0", "b1", "b2"}
+    assert any(names >= boxes and not names & {"s0", "s1", "s2"} for names in lowered)
 
 
 def test_a_concatenation_that_a_layer_reads_still_joins_integers(space_of):
