@@ -380,9 +380,11 @@ def test_every_dataset_is_listed():
     assert sorted(DATASETS) == [
         "ImageFolder",
         "ImageMaskFolder",
+        "coco",
         "csv",
         "dummy",
         "multiple_choice",
         "numpy",
         "text",
+        "yolo",
     ]
