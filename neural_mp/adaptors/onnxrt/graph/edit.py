@@ -237,7 +237,7 @@ class GraphNames:
     def add_constant(self, name: str, value: object, dtype: ir.DataType | None = None) -> ir.Value:
         """Add a constant to the graph and return it."""
         array = np.asarray(value)
-        tensor = ir.tensor(array, dtype=dtype, name=self.reserve_name(name))
+        tensor = ir.Tensor(array, dtype, name=self.reserve_name(name))
         initializer = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
         self._graph.register_initializer(initializer)
         return initializer

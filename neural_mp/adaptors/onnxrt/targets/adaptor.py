@@ -205,9 +205,10 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
             model.tensor_names,
             self.profile,
         )
-        outputs = [str(value.name) for value in switched.program.graph.outputs]
-        run = model.create_session(switched.program).make_fetcher(outputs)
-        tensors, weights = measure_noise(switched, run, _probes_of(model, inputs))
+        stages = switched.make_stages(
+            lambda program, outputs: model.create_session(program).make_fetcher(outputs)
+        )
+        tensors, weights = measure_noise(switched, stages, _probes_of(model, inputs))
         means = _map_channel_means(model, observations)
         nodes = model.structure.nodes.items()
         biases = tuple(op for op, node in nodes if corrects_bias(node, means))
