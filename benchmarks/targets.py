@@ -16,7 +16,6 @@ import argparse
 import datetime
 import json
 import logging
-import statistics
 import tempfile
 import time
 import warnings
@@ -134,28 +133,25 @@ def case_named(name: str, seed: int) -> Case:
 
 
 class TimedBatches:
-    """Batches, with the CPU seconds of each complete pass, those of the reader included."""
+    """Batches, with the CPU seconds at which each complete pass began and ended."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches, self.batch_size = batches, batches.batch_size
-        self.passes: list[float] = []
-        self.ended = 0.0
+        self.passes: list[tuple[float, float]] = []
 
     def __iter__(self) -> Iterator[Any]:
         begun = time.process_time()
         yield from self.batches
-        self.ended = time.process_time()
-        self.passes.append(self.ended - begun)
+        self.passes.append((begun, time.process_time()))
 
     def __len__(self) -> int:
         return len(self.batches)
 
     @property
-    def seconds(self) -> float:
-        """CPU seconds of a typical pass."""
-        # A pass that reads the data alone, e.g. for a digest, is none of calibration or evaluation.
-        whole = [seconds for seconds in self.passes if seconds > max(self.passes) / 10]
-        return statistics.median(whole) if whole else 0.0
+    def ends(self) -> list[float]:
+        """The ends of all evaluations: a pass that only reads the data is far shorter."""
+        longest = max(end - begun for begun, end in self.passes)
+        return [end for begun, end in self.passes if end - begun > longest / 10]
 
 
 @dataclass(frozen=True)
@@ -189,8 +185,8 @@ class Row:
         loss: that of the plan; None if the target was missed.
         widths: fraction of multiplications by width.
         evaluations: plans tried.
-        search_ratio: CPU seconds after the calibration data were read, over those of one
-            calibration and one evaluation.
+        search_ratio: CPU seconds of the run after FP32's evaluation, over those of its first part,
+            which calibrates, writes one plan and evaluates the file.
         run_ratio: CPU seconds of the whole run over the same.
         seconds: stage of the run → wall seconds; CPU seconds of `spent`, `searched` and `plain`.
     """
@@ -222,21 +218,21 @@ def measured(name: str, options: argparse.Namespace, folder: Path) -> Row:
     Console().print(f"{name}: FP32 {fp32:.4f}")
     peers = peer_losses(path, case, fp32, options, folder)
     Console().print(f"{name}: presets {peers}")
-    timed = TimedBatches(calibration), TimedBatches(evaluation)
+    timed = TimedBatches(evaluation)
     begun = time.process_time()
     result = MixedPrecision(
         model=str(path),
         target=options.target,
         metric=case.metric(),
-        calib_dataloader=timed[0],
-        eval_dataloader=timed[1],
+        calib_dataloader=calibration,
+        eval_dataloader=timed,
         accuracy_criterion={"relative": options.tolerance},
         cache=False,
         workspace=str(folder / "workspace"),
     )()
     ended = time.process_time()
-    spent, searched = ended - begun, ended - timed[0].ended
-    plain = sum(batches.seconds for batches in timed)
+    of_fp32, of_first, *_ = timed.ends
+    spent, searched, plain = ended - begun, ended - of_fp32, of_first - of_fp32
     file = folder / "planned.onnx"
     result.save(file)
     return Row(
@@ -246,8 +242,8 @@ def measured(name: str, options: argparse.Namespace, folder: Path) -> Row:
         (fp32 - result.report.accuracy) / fp32 if result.met else None,
         shares_of(result.report),
         len(result.trials),
-        searched / plain if plain else 0.0,
-        spent / plain if plain else 0.0,
+        searched / plain,
+        spent / plain,
         {**result.report.seconds, "spent": spent, "searched": searched, "plain": plain},
         emulated(name, file, case, options) if result.met else Emulation(error="missed"),
     )
@@ -355,7 +351,7 @@ def table_of(rows: list[Row], options: argparse.Namespace) -> Table:
     for row in rows:
         table.add_row(*cells_of(row))
     table.caption = (
-        "search, run: CPU seconds of each, over those of one calibration and one evaluation"
+        "search, run: CPU seconds of each, over those of one calibration, file and evaluation"
     )
     return table
 
