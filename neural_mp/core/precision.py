@@ -16,7 +16,7 @@ class Precision(StringEnum):
     """Precision of an op; equal to its name: `plan[op].precision == "int8"`.
 
     The precision that an op computes in; INT2 to INT4 are the storage of a weight, which the op
-    expands to floats. INT16, with weights of 8 or 16 bits, is for accelerators only.
+    expands to floats. INT16, with weights of 4 to 16 bits, is for accelerators only.
     """
 
     INT2 = "int2"
@@ -205,7 +205,7 @@ class OpConfig:
 
     def _check_bits(self) -> None:
         bits = self.weight.dtype.bits if self.weight is not None else self.precision.bits
-        allowed = (8, 16) if self.precision is Precision.INT16 else (self.precision.bits,)
+        allowed = (4, 8, 16) if self.precision is Precision.INT16 else (self.precision.bits,)
         if self.precision.is_integer and bits not in allowed:
             raise PlanError(
                 f"the weight of an op in {self.precision} must have "
@@ -222,6 +222,11 @@ class OpConfig:
             raise PlanError("weights in a float format are stored alone; remove the activation")
         if self.activation is not None and self.activation.group_size is not None:
             raise PlanError("per_group is for weights only; set the activation to per_tensor")
+        if self.precision.is_low_bit and self.weight is not None and not self.weight.group_size:
+            raise PlanError(
+                f"granularity of a weight in {self.precision} must be per_group, got "
+                f"{self.weight.granularity}, which only {Precision.INT16} takes, for accelerators"
+            )
         if self.precision.is_low_bit and self.activation is not None:
             raise PlanError(f"an op in {self.precision} computes in float; remove its activation")
 

@@ -75,7 +75,7 @@ class QuantSpec:
             bits, e.g. `uint4`, or `fp8_e4m3` and `mxfp4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
         granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4
-            bits require.
+            bits require, except for `int4` weights of accelerators.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
@@ -110,7 +110,8 @@ class QuantSpec:
 
     def _check_groups(self) -> None:
         in_groups = self.granularity is Granularity.PER_GROUP
-        if not in_groups and self.dtype.bits < 8:
+        is_int4 = self.dtype is QuantDType.INT4 and self.granularity is Granularity.PER_CHANNEL
+        if not in_groups and self.dtype.bits < 8 and not is_int4:
             raise PlanError(
                 f"granularity of {self.dtype} must be per_group, got {self.granularity}"
             )

@@ -15,6 +15,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.observations import TensorNoise, WidthFigures
@@ -195,10 +196,9 @@ class _Widening:
             return {}
         raised: dict[str, int] = {}
         for op in tensor.ops:
-            if _get_activation_bits(self.choices[op][self.level[op]]) == narrowest:
-                level = self._find_first_level(
-                    op, lambda c: _is_wider(_get_activation_bits(c), narrowest)
-                )
+            current = self.choices[op][self.level[op]]
+            if _get_activation_bits(current) == narrowest:
+                level = self._find_first_level(op, partial(_widens_activations, current))
                 if level is None:
                     return {}
                 raised[op] = level
@@ -251,6 +251,16 @@ def _get_activation_bits(config: OpConfig) -> int | None:
 
 def _get_weight_bits(config: OpConfig) -> int | None:
     return None if config.weight is None else config.weight.dtype.bits
+
+
+def _widens_activations(before: OpConfig, after: OpConfig) -> bool:
+    """Whether a config has more bits for activations than another, and no fewer for the weight."""
+    bits, least = _get_activation_bits(before), _get_weight_bits(before) or 0
+    return (
+        bits is not None
+        and _is_wider(_get_activation_bits(after), bits)
+        and _is_wider(_get_weight_bits(after), least - 1)
+    )
 
 
 def _is_wider(own: int | None, bits: int) -> bool:

@@ -158,8 +158,10 @@ def _choices_by_width(space: TuningSpace, target: TargetProfile) -> dict[str, tu
     for op in space.tunable_ops:
         by_width: dict[Widths | None, OpConfig] = {}
         for config in space.choices(op):
-            if config.activation is not None or target.float_type is not None:
-                by_width.setdefault(Widths.from_config(config), config)
+            widths = Widths.from_config(config)
+            is_searched = widths is None or target.is_searched(space.graph[op].type, widths)
+            if is_searched and (widths is not None or target.float_type is not None):
+                by_width.setdefault(widths, config)
         choices[op] = tuple(by_width.values())
     return choices
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,7 @@ class Widths(StringEnum):
     A8 = "a8"
     W8A8 = "w8a8"
     A16 = "a16"
+    W4A16 = "w4a16"
     W8A16 = "w8a16"
     W16A16 = "w16a16"
 
@@ -313,6 +315,19 @@ class TargetProfile(_Part):
     def widths_of(self, op_type: str) -> tuple[Widths, ...]:
         """Return the widths that the target computes an op type in, the cheapest first."""
         return self._widths_by_type.get(op_type, ())
+
+    def is_searched(self, op_type: str, widths: Widths) -> bool:
+        """Whether widths may be the best: no wider ones have an estimated cost as low.
+
+        Other widths are for plans alone.
+        """
+        macs = self.cost.macs
+        return not any(
+            other.activation_bits >= widths.activation_bits
+            and (other.weight_bits or 0) > (widths.weight_bits or 0)
+            and macs.get(other, inf) <= macs.get(widths, inf)
+            for other in self.widths_of(op_type)
+        )
 
     def widths_of_kind(self, has_weight: bool) -> tuple[Widths, ...]:
         """Return all widths of ops with a weight, or of those without, the narrowest first."""

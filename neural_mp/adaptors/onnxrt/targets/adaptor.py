@@ -198,7 +198,7 @@ class TargetAdaptor(OnnxGraphAdaptor[TargetModel]):
         """Return the noise of every tensor and weight on one batch, and the work of every op."""
         switched = build_switch_model(
             model.program,
-            model.integer_configs,
+            model.searched_configs,
             ranges_by_algorithm(
                 model.program.graph, _map_observed_ranges(model, observations), self.profile
             ),

@@ -26,7 +26,7 @@ from neural_mp.adaptors.onnxrt.targets.quantization import (
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability
-from neural_mp.targets import TargetProfile
+from neural_mp.targets import TargetProfile, Widths
 from neural_mp.targets.profile import FURTHER_OUTPUT, MOVES
 
 #: Session setting by which ONNX Runtime computes pairs of Q/DQ ops as written: its fused integer
@@ -59,6 +59,20 @@ class TargetModel(OnnxModel):
         """Op → its configs in integers, the cheapest first; only ops that have one."""
         configs = self.configs_or_reasons
         return {name: own for name, own in configs.items() if isinstance(own, tuple) and own}
+
+    @cached_property
+    def searched_configs(self) -> Mapping[str, tuple[OpConfig, ...]]:
+        """The configs in integers among which a search chooses; others are for plans alone."""
+        profile, nodes = self.target_profile, self.structure.nodes
+        return {
+            name: tuple(
+                config
+                for config in own
+                if (widths := Widths.from_config(config)) is not None
+                and profile.is_searched(nodes[name].op_type, widths)
+            )
+            for name, own in self.integer_configs.items()
+        }
 
     @cached_property
     def configs_or_reasons(self) -> Mapping[str, tuple[OpConfig, ...] | str]:

@@ -52,6 +52,7 @@ ELEMENT_TYPES = {
     QuantDType.UINT8: ir.DataType.UINT8,
     QuantDType.INT16: ir.DataType.INT16,
     QuantDType.UINT16: ir.DataType.UINT16,
+    QuantDType.INT4: ir.DataType.INT4,
 }
 #: Narrowest range of an activation: ONNX Runtime's preset for QNN, `MinimumRealRange`.
 MIN_RANGE_WIDTH = 1e-4
@@ -162,6 +163,8 @@ def _config_in_widths(
     by_channel = find_channel_axis(node) is not None
     granularity = profile.weight.granularity_of(node.op_type)
     granularity = granularity if by_channel else Granularity.PER_TENSOR
+    if stored.bits < 8 and granularity is Granularity.PER_TENSOR:
+        return None
     scheme = Scheme.ASYMMETRIC if stored.value.startswith("u") else Scheme.SYMMETRIC
     return OpConfig(widths.precision, QuantSpec(stored, scheme, granularity), activation)
 
@@ -211,8 +214,9 @@ def _count_recurrent_multiplications(node: ir.Node) -> float:
 
 def get_type_limits(dtype: QuantDType) -> tuple[int, int]:
     """Return the least and the largest integer of a storage type."""
-    info = np.iinfo(ELEMENT_TYPES[dtype].numpy())
-    return int(info.min), int(info.max)
+    if dtype.value.startswith("u"):
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
 
 
 #: Bounds of values that may be of any size.
