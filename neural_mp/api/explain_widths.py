@@ -123,7 +123,8 @@ class _Explainer:
         ]
         kinds = offered or self.profile.widths_of(self.op.type)
         has_weight = any(widths.weight_bits for widths in kinds)
-        levels = [*(widths.value for widths in offered), FLOAT]
+        searched = (w.value for w in offered if self.profile.is_searched(self.op.type, w))
+        levels = [*searched, FLOAT]
         rows = {}
         for widths in self.profile.widths_of_kind(has_weight):
             refusal = capability.reasons.get(widths.precision)
@@ -154,6 +155,9 @@ class _Explainer:
     def _explain_offered(self, row: str, levels: Sequence[str]) -> WidthExplanation:
         """Explain one of the `levels` that a plan may choose, the narrowest first."""
         sqnr, chosen = self.noise.get(row), str(Widths.from_config(self.current) or FLOAT)
+        if row not in levels:
+            decision = Decision.RUNS if row == chosen else Decision.OFFERED
+            return WidthExplanation(decision, "for plans alone: wider ones cost no more", sqnr)
         if row != chosen:
             return WidthExplanation(Decision.OFFERED, self._explain_other_width(row, chosen), sqnr)
         if row == levels[0]:

@@ -300,6 +300,11 @@ class WidthFigures(JsonFields):
         """Return the noise of an op's weight in a number of bits; 0 in float."""
         return 0.0 if bits is None else self.weights.get(op, {}).get(str(bits), 0.0)
 
+    def is_measured(self, op: str, config: OpConfig) -> bool:
+        """Whether the noise of an op's weight in a config is known; that of no weight is."""
+        known = self.weights.get(op, {})
+        return config.weight is None or not known or str(config.weight.dtype.bits) in known
+
     def op_noise(self, op: str, config: OpConfig) -> float:
         """Return the noise of an op's tensors and weight, if these alone are in a config."""
         noise = self.weight_noise(op, None if config.weight is None else config.weight.dtype.bits)

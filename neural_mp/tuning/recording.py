@@ -323,7 +323,11 @@ def measure_width_sqnr(space: TuningSpace, figures: WidthFigures) -> dict[str, d
     Widths without noise are left out.
     """
     noise = {
-        op: {words_of(c): figures.op_noise(op, c) for c in space.choices(op) if c.activation}
+        op: {
+            words_of(c): figures.op_noise(op, c)
+            for c in space.choices(op)
+            if c.activation and figures.is_measured(op, c)
+        }
         for op in space.tunable_ops
     }
     return {

@@ -57,7 +57,8 @@ def decisions(rows):
 def test_rows_are_the_widths_of_the_kind_of_op(loaded):
     op, rows = explain_widths(loaded, "conv", "qnn")
     assert op.type == "Conv"
-    offered = dict.fromkeys(("w8a16", "w16a16", "float"), "offered")
+    offered = dict.fromkeys(("w4a16", "w8a16", "w16a16", "float"), "offered")
+    assert rows["w4a16"].reason == "for plans alone: wider ones cost no more"
     assert decisions(rows) == {"w8a8": "runs", **offered}
     assert rows["w8a8"].reason == "the narrowest width offered; no plan was given"
     _, rows = explain_widths(loaded, "log", "qnn")
