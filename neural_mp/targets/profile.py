@@ -321,10 +321,10 @@ class TargetProfile(_Part):
 
         Other widths are for plans alone.
         """
-        macs = self.cost.macs
-        return not any(
+        macs, bits = self.cost.macs, widths.weight_bits
+        return bits is None or not any(
             other.activation_bits >= widths.activation_bits
-            and (other.weight_bits or 0) > (widths.weight_bits or 0)
+            and (other.weight_bits or 0) > bits
             and macs.get(other, inf) <= macs.get(widths, inf)
             for other in self.widths_of(op_type)
         )

@@ -110,6 +110,8 @@ def test_ops_of_cpus_have_four_bits_in_groups_only():
 def test_search_leaves_widths_out_that_cost_as_much_as_wider_ones():
     assert not QNN.is_searched("Conv", Widths.W4A16)
     assert all(QNN.is_searched("Conv", w) for w in (Widths.W8A8, Widths.W8A16, Widths.W16A16))
+    assert QNN.is_searched("MatMul", Widths.A8), "a product of two activations"
+    assert QNN.is_searched("MatMul", Widths.A16)
     costs = {**QNN.cost.macs, Widths.W4A16: 1.5}
     cheaper = replace(QNN, cost=replace(QNN.cost, macs=costs))
     assert cheaper.is_searched("Conv", Widths.W4A16)
