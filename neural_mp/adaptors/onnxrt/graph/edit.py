@@ -238,7 +238,7 @@ class GraphNames:
         """Add a constant to the graph and return it."""
         array = np.asarray(value)
         tensor = ir.Tensor(array, dtype, name=self.reserve_name(name))
-        initializer = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
+        initializer = ir.val(tensor.name, tensor.dtype, tensor.shape, const_value=tensor)
         self._graph.register_initializer(initializer)
         return initializer
 

@@ -37,7 +37,7 @@ from neural_mp.core.observations import Range, TensorNoise
 from neural_mp.core.precision import OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.targets import TargetProfile
-from neural_mp.util.noise import compute_mean_nsr, compute_output_nsrs
+from neural_mp.util.noise import compute_output_nsrs, mean_signal_nsr
 from neural_mp.util.pytree import list_float_arrays
 
 #: Noise in 8 bits below which that in 16 bits is computed: steps are 256 times finer, and of
@@ -373,16 +373,19 @@ class _Meter:
         """Return the NSR with switches on, and that of the typical sample; see `TensorNoise`."""
         on = dict.fromkeys(switches, np.ones((), np.bool_))
         outputs = list_float_arrays(self._staged.run({**grid, **on}))
-        return compute_mean_nsr(self._reference, outputs), self._compute_typical_nsr(outputs)
+        nsrs = compute_output_nsrs(self._reference, outputs)
+        of_samples = nsrs if self.probe.samples == 1 else self._compute_sample_nsrs(outputs)
+        signals = [min(nsr, 1.0) for nsr in of_samples if not math.isnan(nsr)]
+        return mean_signal_nsr(nsrs), float(np.mean(signals)) if signals else 0.0
 
-    def _compute_typical_nsr(self, outputs: Sequence[Array]) -> float:
-        """Return the mean NSR of samples, each at most 1."""
+    def _compute_sample_nsrs(self, outputs: Sequence[Array]) -> list[float]:
+        """Return the NSR of each output for each sample."""
         nsrs: list[float] = []
         for expected, actual in zip(self._reference, outputs, strict=True):
             rows = self.probe.samples if expected.shape[:1] == (self.probe.samples,) else 1
             parts = (array.reshape(rows, -1) for array in (expected, actual))
-            nsrs += (min(nsr, 1.0) for nsr in compute_output_nsrs(*parts) if not math.isnan(nsr))
-        return float(np.mean(nsrs)) if nsrs else 0.0
+            nsrs += compute_output_nsrs(*parts)
+        return nsrs
 
 
 @dataclass
