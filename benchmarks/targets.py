@@ -1,7 +1,7 @@
 """Plans for accelerators, beside presets of other tools: loss, widths, evaluations, emulation.
 
     python -m benchmarks.targets [--target qnn] [--tolerance 0.01] [--seed 20261129]
-                                 [--only NET…] [--emulated 8] [--quark PYTHON]
+                                 [--only NET…] [--emulated 12] [--quark PYTHON]
 
 Six nets are those that packages ship (extra `bench`), six are trained from a seed, by default the
 date. Losses are fractions of FP32's metric, in simulation on the CPU. The peers are
@@ -387,7 +387,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=today, help="by default, the date")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument(
-        "--emulated", type=int, default=8, help="samples of a shipped net for the NPU"
+        "--emulated", type=int, default=12, help="samples of a shipped net for the NPU"
     )
     parser.add_argument("--quark", help="interpreter with amd-quark, whose presets are the peers")
     parser.add_argument("--json", type=Path, help="file for the figures of each net, line by line")
