@@ -89,10 +89,15 @@ def executed(url, statement, *values):
     return rows
 
 
-def row(url, name, change):
-    """Read or change what a run says of who has it."""
+def read_row(url, name):
+    """Return the lease of a run."""
     ((stored,),) = executed(url, "SELECT lease FROM neural_mp_runs WHERE name = ?", name)
-    values = json.loads(stored)
+    return json.loads(stored)
+
+
+def row(url, name, change):
+    """Change the lease of a run, and return the new one."""
+    values = read_row(url, name)
     change(values)
     executed(url, "UPDATE neural_mp_runs SET lease = ? WHERE name = ?", json.dumps(values), name)
     return values
@@ -186,7 +191,7 @@ def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
 def test_signs_of_life_are_given(begin, url, monkeypatch):
     monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.05)
     with begin() as history:
-        wait_until(lambda: row(url, history.name, lambda values: None)["beats"] > 1)
+        wait_until(lambda: read_row(url, history.name)["beats"] > 1)
 
 
 def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
