@@ -18,7 +18,7 @@ from neural_mp.config.inc_dialect import (
     with_target,
     without_ignored,
 )
-from neural_mp.config.options import OPTIONS, Options, build_section_criterion
+from neural_mp.config.options import OPTIONS, Options
 from neural_mp.config.schema import SCHEMAS
 from neural_mp.config.settings import (
     EvaluationSettings,
@@ -29,7 +29,13 @@ from neural_mp.config.settings import (
     train_settings,
 )
 from neural_mp.config.source import KeyPath, Source
-from neural_mp.config.values import EACH, NO_METRICS, parse_bool_list, parse_number_list
+from neural_mp.config.values import (
+    EACH,
+    NO_METRICS,
+    build_section_criterion,
+    parse_bool_list,
+    parse_number_list,
+)
 from neural_mp.core.criterion import ExitPolicy
 from neural_mp.core.enums import Dialect, QuantDType
 from neural_mp.core.precision import INTEGERS, Precision, Precisions

@@ -78,26 +78,6 @@ def _names_tracker(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.partition(":")[0] in _TRACKERS)
 
 
-def build_section_criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
-    """Return the criterion of a section of a tuning file.
-
-    Raises:
-        ConfigurationError: two keys contradict each other.
-    """
-    if "relative" in data and "absolute" in data:
-        raise ConfigurationError(
-            f"relative ({data['relative']}) and absolute ({data['absolute']}) exclude each "
-            f"other; remove one of the two"
-        )
-    return AccuracyCriterion(
-        tolerance=data.get("relative", data.get("absolute", AccuracyCriterion.tolerance)),
-        relative="absolute" not in data,
-        higher_is_better=data.get("higher_is_better"),
-        any_tolerance=data.get("any_tolerance", dialect is Dialect.INC),
-        any_baseline=data.get("any_baseline", dialect is Dialect.INC),
-    )
-
-
 def _parse_criterion(value: object) -> AccuracyCriterion:
     if isinstance(value, AccuracyCriterion):
         return value
@@ -134,7 +114,7 @@ def parse_criterion_mapping(section: Mapping[str, Any], origin: str) -> Accuracy
         "accuracy_criterion",
         section,
         origin,
-        lambda keys: build_section_criterion(keys, Dialect.OWN),
+        lambda keys: values.build_section_criterion(keys, Dialect.OWN),
     )
 
 
@@ -145,22 +125,6 @@ def _in_section(
     source = read_mapping({"tuning": {name: section}}, origin)
     with source.locate_errors(option.path):
         return build(option.in_file(source.data["tuning"][name]))
-
-
-def _declare_criterion_section(share: Validator[Any], amount: Validator[Any]) -> Validator[Any]:
-    return values.section_of(
-        relative=share,
-        absolute=amount,
-        higher_is_better=boolean,
-        any_tolerance=boolean,
-        any_baseline=boolean,
-    )
-
-
-def _declare_exit_section(seconds: Validator[Any], trials: Validator[Any]) -> Validator[Any]:
-    return values.section_of(
-        timeout=seconds, max_trials=trials, performance_only=boolean, train_seconds=seconds
-    )
 
 
 class Options:
@@ -260,8 +224,8 @@ class Options:
         AccuracyCriterion(),
         "the tolerated loss of accuracy; see [accuracy criterion](guide.md#accuracy-criterion)",
         "tuning.accuracy_criterion",
-        in_file=_declare_criterion_section(values.SHARE, values.parse_amount),
-        in_inc_file=_declare_criterion_section(values.ANY_SHARE, values.ANY_SHARE),
+        in_file=values.criterion_section(values.SHARE, values.parse_amount),
+        in_inc_file=values.criterion_section(values.ANY_SHARE, values.ANY_SHARE),
         parse=_parse_criterion,
         shown=True,
         default_words="1 %, relative",
@@ -318,8 +282,8 @@ class Options:
         ExitPolicy(),
         "limits of the search; see [exit policy](guide.md#exit-policy)",
         "tuning.exit_policy",
-        in_file=_declare_exit_section(values.SECONDS, integer_between(1)),
-        in_inc_file=_declare_exit_section(values.ANY_SECONDS, values.validate_raised_integer(1)),
+        in_file=values.exit_section(values.SECONDS, integer_between(1)),
+        in_inc_file=values.exit_section(values.ANY_SECONDS, values.validate_raised_integer(1)),
         parse=_parse_exit_policy,
         shown=True,
         default_words="100 trials",

@@ -10,12 +10,14 @@ from typing import Any
 from neural_mp.adaptors.detect import FRAMEWORKS as DETECTED
 from neural_mp.amp import AmpDataType
 from neural_mp.config.inc_dialect import FRAMEWORKS, INT8_APPROACHES, QUANT_WORDS
+from neural_mp.core.criterion import AccuracyCriterion
 from neural_mp.core.enums import (
     AUTO_RUNTIME,
     COMPILED_RUNTIME,
     SOURCE_RUNTIME,
     Approach,
     Capture,
+    Dialect,
     ObjectiveName,
 )
 from neural_mp.core.hardware import TARGETS
@@ -31,6 +33,7 @@ from neural_mp.util.validators import (
     MOST_SECONDS,
     InvalidValueError,
     Validator,
+    boolean,
     invalid_value_error,
     is_finite,
     is_integer,
@@ -393,3 +396,41 @@ _WORKERS = values_matching(
     lambda value: isinstance(value, str) or _is_named(value) or (is_integer(value) and value >= 1),
 )
 WORKERS = keep_original_value(lambda value: read_workers(_WORKERS(value)))
+
+
+def criterion_section(share: Validator[Any], amount: Validator[Any]) -> Validator[Any]:
+    """Return the validator of an accuracy criterion in a tuning file."""
+    return section_of(
+        relative=share,
+        absolute=amount,
+        higher_is_better=boolean,
+        any_tolerance=boolean,
+        any_baseline=boolean,
+    )
+
+
+def exit_section(seconds: Validator[Any], trials: Validator[Any]) -> Validator[Any]:
+    """Return the validator of an exit policy in a tuning file."""
+    return section_of(
+        timeout=seconds, max_trials=trials, performance_only=boolean, train_seconds=seconds
+    )
+
+
+def build_section_criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
+    """Return the criterion of a section of a tuning file.
+
+    Raises:
+        ConfigurationError: two keys contradict each other.
+    """
+    if "relative" in data and "absolute" in data:
+        raise ConfigurationError(
+            f"relative ({data['relative']}) and absolute ({data['absolute']}) exclude each "
+            f"other; remove one of the two"
+        )
+    return AccuracyCriterion(
+        tolerance=data.get("relative", data.get("absolute", AccuracyCriterion.tolerance)),
+        relative="absolute" not in data,
+        higher_is_better=data.get("higher_is_better"),
+        any_tolerance=data.get("any_tolerance", dialect is Dialect.INC),
+        any_baseline=data.get("any_baseline", dialect is Dialect.INC),
+    )

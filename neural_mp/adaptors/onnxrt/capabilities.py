@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -111,6 +111,10 @@ class _KernelFinder:
     _floats: dict[Hashable, _FloatKernels] = field(default_factory=dict)
     _integer: dict[Hashable, IntegerKernel] = field(default_factory=dict)
     _kernels: dict[tuple[str | int, int], OpKernels] = field(default_factory=dict)
+
+    @cached_property
+    def _decoding(self) -> set[ir.Node]:
+        return find_decoding_concatenations(self.model.program.graph)
 
     def find_kernels(self, name: str, node: ir.Node) -> OpKernels:
         """Return the kernels of an op."""
@@ -280,7 +284,7 @@ class _KernelFinder:
             return reasons.AGNOSTIC
         if list(iterate_node_bodies(node)):
             return _RUNS_GRAPHS
-        if node in find_decoding_concatenations(self.model.program.graph):
+        if node in self._decoding:
             return "no layer reads its result, so that each input keeps its own scale"
         is_joining = bool(node.inputs) and ops.has_role(node, ops.Role.JOINING)
         if ops.has_role(node, ops.Role.LAYER) or is_joining:

@@ -108,7 +108,7 @@ def find_decoding_concatenations(graph: ir.Graph) -> set[ir.Node]:
     read_by_layer: set[ir.Node] = set()
     for node in reversed(list(in_order(graph))):
         for reader in (use.node for value in node.outputs for use in value.uses()):
-            inner = reader.graph is not graph or bool(list(iterate_node_bodies(reader)))
+            inner = reader.graph is not graph or any(True for _ in iterate_node_bodies(reader))
             is_layer = has_role(reader, Role.LAYER) or has_role(reader, Role.RECURRENT)
             passes_on = reader in read_by_layer and any(has_role(reader, r) for r in passing)
             if inner or is_layer or passes_on:
