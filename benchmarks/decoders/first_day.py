@@ -50,8 +50,8 @@ def twins_of(subject: Subject) -> Iterator[Detail | Figure]:
             base, unseen = (perplexity(model, subject.unseen) for model in (net, result))
             sizes[name] = result.adaptor.weight_bytes(result.held)
             ratio = sizes[name] / sizes["plain"]
-            held = HELD if unseen <= base * (1 + TOLERANCE) else MISSED
-            verdict = held if result.met else REFUSED
+            outcome = HELD if unseen <= base * (1 + TOLERANCE) else MISSED
+            verdict = outcome if result.met else REFUSED
             if name != "plain":
                 ratios.append(ratio)
                 evaluations.append(len(result.trials))
@@ -116,9 +116,9 @@ def auto_scheme_of(subject: Subject) -> Iterator[Detail | Figure]:
             label = f"AutoScheme, {row['bits']} bits"
             cells = (f"{row['bytes']:.0f}", f"{row['unseen'] * 100:+.2f} %", f"{row['cpu']:.0f}")
             yield Detail(SCHEME_HEADINGS, (name, label, *cells))
-        held = [row for row in rows if row["unseen"] <= TOLERANCE]
-        if held:
-            best = min(held, key=lambda row: float(row["bytes"]))
+        holding = [row for row in rows if row["unseen"] <= TOLERANCE]
+        if holding:
+            best = min(holding, key=lambda row: float(row["bytes"]))
             value = f"{size / best['bytes']:.2f} / {seconds / best['cpu']:.2f}"
             yield Figure(Goal.AUTO_SCHEME, value)
 

@@ -268,10 +268,10 @@ def _yolo_loss(net: nn.Module, images: torch.Tensor, labels: list[dict[str, Any]
             middle = (box[:2] + box[2:]) / 2
             near = ((centers - middle).abs().amax(1) < 0.75 * stride) & (scales == stride)
             cells = near.nonzero()[:, 0]
-            found = boxes[index, :, cells].T
-            overlap = _paired_overlaps(found, box)
+            predicted = boxes[index, :, cells].T
+            overlap = _paired_overlaps(predicted, box)
             targets[index, int(kind), cells] = overlap.detach().clamp(0.3)
-            box_loss = box_loss + (1 - overlap).sum() + (found - box).abs().mean(1).sum() / 16
+            box_loss = box_loss + (1 - overlap).sum() + (predicted - box).abs().mean(1).sum() / 16
             count += len(cells)
     scores = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     weights = (logits.sigmoid() - targets).abs() ** 1.5 + (targets > 0)

@@ -116,8 +116,8 @@ def _trained(data: Path):
             column, row = (middle / STRIDE).long().clamp(0, SIDE // STRIDE - 1).T
             cell = row * (SIDE // STRIDE) + column
             targets[index, torch.from_numpy(label["labels"]), cell] = 1.0
-            wanted = torch.cat([middle, sides], 1)
-            distance = distance + (boxes[index, :, cell].T - wanted).abs().sum()
+            target = torch.cat([middle, sides], 1)
+            distance = distance + (boxes[index, :, cell].T - target).abs().sum()
             count += len(cell)
         loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
         loss = (loss + distance / STRIDE) / count

@@ -32,8 +32,8 @@ def main() -> None:
     Console().print(result_tables(optimized.report, optimized.met))
     images, labels = next(iter(build_dataloader(VALIDATION)))
     objects, _ = Decode("yolo", score=0.5)((optimized(images), labels))
-    found, truth = (sorted(image[0]["labels"].tolist()) for image in (objects, labels))
-    print(f"objects of an image: {found}, in truth {truth}")
+    detected, truth = (sorted(image[0]["labels"].tolist()) for image in (objects, labels))
+    print(f"objects of an image: {detected}, in truth {truth}")
 
 
 if __name__ == "__main__":

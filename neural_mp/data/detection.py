@@ -327,7 +327,7 @@ class Letterbox(InputTransform):
         """Return height and width of the resized image, and its top and left on the canvas."""
         if self.stretch:
             return self.size, (0, 0)
-        ratio = min(own / given for own, given in zip(self.size, shape, strict=True))
+        ratio = min(own / side for own, side in zip(self.size, shape, strict=True))
         ratio = ratio if self.enlarge else min(ratio, 1.0)
         height, width = (max(1, round(side * ratio)) for side in shape)
         # Halves are rounded as in ultralytics: down.

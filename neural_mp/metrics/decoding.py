@@ -119,8 +119,9 @@ class Decode:
     def __post_init__(self) -> None:
         check_one_of("decode: format", self.format, [*_LAYOUTS])
         for name in ("nms", "score"):
-            if not 0 <= check_finite_number(f"decode: {name}", getattr(self, name)) <= 1:
-                raise ConfigurationError(f"decode: {name} must be from 0 to 1, got {self.nms}")
+            value = check_finite_number(f"decode: {name}", getattr(self, name))
+            if not 0 <= value <= 1:
+                raise ConfigurationError(f"decode: {name} must be from 0 to 1, got {value}")
         check_whole_number("decode: max_boxes", self.max_boxes, minimum=1)
         check_whole_number("decode: keypoints", self.keypoints, minimum=0)
         true_or_false("decode: objectness", self.objectness)
@@ -131,9 +132,9 @@ class Decode:
             "activation": "softmax" if is_detr else "none",
             "outputs": {},
         }
-        for name, value in defaults.items():
+        for name, default in defaults.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+                object.__setattr__(self, name, default)
         check_one_of("decode: box", self.box, [*CORNERS])
         true_or_false("decode: fractions", self.fractions)
         check_one_of("decode: activation", self.activation, ["sigmoid", "softmax", "none"])

@@ -14,8 +14,7 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +172,12 @@ class TrackingListener(Listener):
         self._run: TrackedRun | None = run
         self._folder = tempfile.TemporaryDirectory(prefix="neural-mp-")
 
-    @contextmanager
-    def _tracking(self) -> Iterator[None]:
-        """Context of calls of the tracker; the tracking ends if they fail."""
+    def _track(self, use: Callable[[TrackedRun], None]) -> None:
+        """Pass the run to a call of the tracker; the tracking ends if that fails."""
+        if self._run is None:
+            return
         try:
-            yield
+            use(self._run)
         except Exception:
             self._run = None
             logger.exception("the tracker failed; the tuning goes on without")
@@ -188,9 +188,7 @@ class TrackingListener(Listener):
             for name, value in values.items()
             if value is not None and math.isfinite(value)
         }
-        with self._tracking():
-            if self._run is not None:
-                self._run.log_values(numbers, step)
+        self._track(lambda run: run.log_values(numbers, step))
 
     def baseline(self, accuracy: float, target: float) -> None:
         """Store the accuracy of the given model and the target as step 0."""
@@ -226,9 +224,7 @@ class TrackingListener(Listener):
         (folder / "report.json").write_text(text, encoding="utf-8")
         if report.record is not None:
             report.save_html(folder / "report.html")
-        with self._tracking():
-            if self._run is not None:
-                self._run.log_files(folder)
+        self._track(lambda run: run.log_files(folder))
         self._end(succeeded=True)
 
     def failure(self, error: BaseException) -> None:
@@ -236,8 +232,6 @@ class TrackingListener(Listener):
         self._end(succeeded=False)
 
     def _end(self, succeeded: bool) -> None:
-        with self._tracking():
-            if self._run is not None:
-                self._run.end(succeeded)
+        self._track(lambda run: run.end(succeeded))
         self._run = None
         self._folder.cleanup()

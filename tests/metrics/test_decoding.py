@@ -120,6 +120,7 @@ def test_keypoints_follow_the_classes():
     [
         ({"format": "yolov8"}, "format"),
         ({"format": "yolo", "nms": 2}, "nms"),
+        ({"format": "yolo", "score": 3}, "score must be from 0 to 1, got 3"),
         ({"format": "yolo", "box": "ltrb"}, "box"),
         ({"format": "yolo", "outputs": {"box": 0}}, "outputs"),
         ({"format": "detr", "activation": "relu"}, "activation"),

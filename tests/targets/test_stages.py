@@ -10,7 +10,12 @@ from test_qdq_models import Planned, batches, mixed  # noqa: F401 (a fixture)
 
 from neural_mp.adaptors.onnxrt.graph.sessions import Runner
 from neural_mp.adaptors.onnxrt.targets import switch_model
-from neural_mp.adaptors.onnxrt.targets.stages import StagedRun, fix_inputs, split_graph
+from neural_mp.adaptors.onnxrt.targets.stages import (
+    PreparedStage,
+    StagedRun,
+    fix_inputs,
+    split_graph,
+)
 
 
 def branched():
@@ -55,7 +60,7 @@ def staged(program, count, feeds, fixed=None):
             return compute
 
         plain = fix_inputs(stage.program, fixed or {})
-        parts.append((stage, runs(stage.program, "free"), runs(plain, "fixed")))
+        parts.append(PreparedStage(stage, runs(stage.program, "free"), runs(plain, "fixed")))
     outputs = [str(value.name) for value in program.graph.outputs]
     return StagedRun(parts, outputs, feeds), ran
 

@@ -182,7 +182,7 @@ def _pack_integers(
 
 
 def pack_gptq(
-    given: Mapping[str, IntegerLayer | FloatLayer], ignored: list[str]
+    layers: Mapping[str, IntegerLayer | FloatLayer], ignored: list[str]
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return tensors and `quantization_config` of GPTQ checkpoints, with a form per layer.
 
@@ -190,18 +190,18 @@ def pack_gptq(
         ConversionError: a layer is in a float format.
     """
     tensors: Tensors = {}
-    layers: dict[str, IntegerLayer] = {}
-    for name, layer in given.items():
+    integer: dict[str, IntegerLayer] = {}
+    for name, layer in layers.items():
         if isinstance(layer, FloatLayer):
             raise ConversionError(
                 f"layer {name!r} has a weight in {layer.dtype}, which gptq has no place for; set "
                 f"the format to 'compressed-tensors'"
             )
-        layers[name] = layer
+        integer[name] = layer
     # The first version stores zero points less one, which 0 does not survive; gptqmodel takes its
     # asymmetric weights from files of its own only, since other writers left the one out.
-    shift = int(all(layer.is_symmetric for layer in layers.values()))
-    for name, layer in layers.items():
+    shift = int(all(layer.is_symmetric for layer in integer.values()))
+    for name, layer in integer.items():
         inputs = layer.codes.shape[1]
         rows = pack_words(np.ascontiguousarray(layer.codes), layer.bits)
         tensors[f"{name}.qweight"] = np.ascontiguousarray(rows.T)
@@ -210,9 +210,9 @@ def pack_gptq(
         tensors[f"{name}.scales"] = np.ascontiguousarray(layer.scales.T).astype(np.float16)
         size = inputs // layer.scales.shape[1]
         tensors[f"{name}.g_idx"] = (np.arange(inputs) // size).astype(np.int32)
-    (common, _), *_ = Counter(layer.config_form for layer in layers.values()).most_common()
+    (common, _), *_ = Counter(layer.config_form for layer in integer.values()).most_common()
     dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in ignored}
-    for name, layer in layers.items():
+    for name, layer in integer.items():
         if layer.config_form != common:
             dynamic[f"+:^{re.escape(name)}$"] = _describe_gptq_form(layer.config_form)
     config = {
@@ -220,7 +220,7 @@ def pack_gptq(
         "checkpoint_format": "gptq" if shift else "gptq_v2",
         **_describe_gptq_form(common),
         "desc_act": False,
-        "lm_head": any(name.rpartition(".")[2] == "lm_head" for name in layers),
+        "lm_head": any(name.rpartition(".")[2] == "lm_head" for name in integer),
         "dynamic": dynamic,
     }
     return tensors, config

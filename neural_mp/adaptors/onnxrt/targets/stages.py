@@ -36,39 +36,60 @@ class Stage:
     outputs: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class PreparedStage:
+    """A stage with the means to run it.
+
+    Attributes:
+        stage: the stage.
+        run: its run.
+        run_fixed: the run of `fix_inputs`, which computes the same faster as long as none of these
+            inputs is changed.
+    """
+
+    stage: Stage
+    run: Run
+    run_fixed: Run
+
+
 @dataclass
 class StagedRun:
     """Runs a graph on some inputs, and from the first stage on that a changed input concerns.
 
     Attributes:
-        stages: the stages in order, each with its run, and with that of `fix_inputs`, which
-            computes the same faster as long as none of these inputs is changed.
+        stages: the stages in order.
         outputs: the names of the outputs.
         feeds: the inputs by name.
     """
 
-    stages: Sequence[tuple[Stage, Run, Run]]
+    stages: Sequence[PreparedStage]
     outputs: Sequence[str]
     feeds: Mapping[str, Array]
 
     @cached_property
     def _values(self) -> dict[str, Array]:
         """The inputs, and what all stages compute from them."""
-        return self._run_from(0, {})
+        return self._run_from(0, {}, self.feeds)
 
     def run(self, changes: Mapping[str, Array]) -> list[Array]:
         """Return the outputs with some inputs changed."""
-        concerned = (i for i, (part, *_) in enumerate(self.stages) if changes.keys() & part.inputs)
+        concerned = (
+            position
+            for position, prepared in enumerate(self.stages)
+            if changes.keys() & prepared.stage.inputs
+        )
         values = self._run_from(next(concerned, len(self.stages)), changes, self._values)
         return [values[name] for name in self.outputs]
 
     def _run_from(
-        self, first: int, changes: Mapping[str, Array], computed: Mapping[str, Array] | None = None
+        self, first: int, changes: Mapping[str, Array], computed: Mapping[str, Array]
     ) -> dict[str, Array]:
-        values = {**(self.feeds if computed is None else computed), **changes}
-        for stage, run, run_fixed in self.stages[first:]:
-            chosen = run if changes.keys() & stage.inputs else run_fixed
-            results = chosen({name: values[name] for name in stage.inputs})
+        """Return all values, those before the first stage as computed."""
+        values = {**computed, **changes}
+        for prepared in self.stages[first:]:
+            stage = prepared.stage
+            run = prepared.run if changes.keys() & stage.inputs else prepared.run_fixed
+            results = run({name: values[name] for name in stage.inputs})
             values.update(zip(stage.outputs, results, strict=True))
         return values
 
@@ -93,17 +114,18 @@ def split_graph(program: ir.Model, count: int) -> list[Stage]:
         count: the number of stages.
     """
     graph = program.graph
-    nodes, made, last_read = list(graph), dict[ir.Value, int](), dict[ir.Value, int]()
+    nodes = list(graph)
+    producers, last_readers = dict[ir.Value, int](), dict[ir.Value, int]()
     for position, node in enumerate(nodes):
-        made.update(dict.fromkeys(node.outputs, position))
-        last_read.update(dict.fromkeys(_iterate_read_values(node, graph), position))
+        producers.update(dict.fromkeys(node.outputs, position))
+        last_readers.update(dict.fromkeys(_iterate_read_values(node, graph), position))
     crossing = [list[ir.Value]() for _ in range(len(nodes) + 1)]
-    for value, position in made.items():
-        for cut in range(position + 1, last_read.get(value, position) + 1):
+    for value, position in producers.items():
+        for cut in range(position + 1, last_readers.get(value, position) + 1):
             crossing[cut].append(value)
     bounds = [0, *_choose_cuts(crossing, count), len(nodes)]
     stages = (
-        _extract_stage(program, nodes[start:end], made, last_read, end)
+        _extract_stage(program, nodes[start:end], producers, last_readers, end)
         for start, end in itertools.pairwise(bounds)
     )
     return [stage for stage in stages if stage is not None]
@@ -140,23 +162,23 @@ def _is_passed(value: ir.Value) -> bool:
 def _extract_stage(
     program: ir.Model,
     nodes: Sequence[ir.Node],
-    made: Mapping[ir.Value, int],
-    last_read: Mapping[ir.Value, int],
+    producers: Mapping[ir.Value, int],
+    last_readers: Mapping[ir.Value, int],
     end: int,
 ) -> Stage | None:
     """Return the ops as a stage; None if nothing reads their results."""
     graph = program.graph
     results = dict.fromkeys(value for node in nodes for value in node.outputs)
     read = dict.fromkeys(value for node in nodes for value in _iterate_read_values(node, graph))
-    inputs = [v for v in read if v not in results and (v in made or v.const_value is None)]
-    outputs = [v for v in results if last_read.get(v, -1) >= end or v.is_graph_output()]
+    inputs = [v for v in read if v not in results and (v in producers or v.const_value is None)]
+    outputs = [v for v in results if last_readers.get(v, -1) >= end or v.is_graph_output()]
     if end == len(graph):
         outputs += [v for v in graph.outputs if v.producer() is None and not v.is_graph_input()]
     if not outputs:
         return None
     part = ir.convenience.extract(graph, inputs, outputs)
     for value, source in zip(part.inputs, inputs, strict=True):
-        if source in made and value.shape is not None:
+        if source in producers and value.shape is not None:
             value.shape = ir.Shape([None] * len(value.shape))  # sizes of the example, perhaps
     functions = list(program.functions.values())
     return Stage(

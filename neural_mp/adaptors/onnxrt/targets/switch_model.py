@@ -31,7 +31,13 @@ from neural_mp.adaptors.onnxrt.targets.quantization import (
     map_result_bounds,
     map_touching_ops,
 )
-from neural_mp.adaptors.onnxrt.targets.stages import Run, Stage, StagedRun, fix_inputs, split_graph
+from neural_mp.adaptors.onnxrt.targets.stages import (
+    PreparedStage,
+    Run,
+    StagedRun,
+    fix_inputs,
+    split_graph,
+)
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType
 from neural_mp.core.observations import Range, TensorNoise
 from neural_mp.core.precision import OpConfig
@@ -99,22 +105,19 @@ class SwitchModel:
 
     def make_stages(
         self, create_run: Callable[[ir.Model, Sequence[str]], Run]
-    ) -> list[tuple[Stage, Run, Run]]:
+    ) -> list[PreparedStage]:
         """Return the graph in stages, so that a run does without those before its switch.
 
         `create_run` makes the run of a graph and its outputs. Behind a switch, stages run without.
         """
         count = (len(self.tensors) + len(self.weights)) // _LEAST_IN_STAGE
-        stages, unswitched = (
-            split_graph(self.program, min(max(1, count), _MAX_STAGES)),
-            self.unswitched,
-        )
-        runs = list[tuple[Stage, Run, Run]]()
-        for stage in stages:
+        unswitched, stages = self.unswitched, list[PreparedStage]()
+        for stage in split_graph(self.program, min(max(1, count), _MAX_STAGES)):
             run = create_run(stage.program, stage.outputs)
             plain = create_run(fix_inputs(stage.program, unswitched), stage.outputs)
-            runs.append((stage, run, partial(_run_without, plain, unswitched)))
-        return runs
+            run_fixed = partial(_run_without, plain, unswitched)
+            stages.append(PreparedStage(stage, run, run_fixed))
+        return stages
 
 
 def _run_without(run: Run, left_out: Collection[str], feeds: Mapping[str, Array]) -> list[Array]:
@@ -333,7 +336,7 @@ class NoiseProbe:
 
 def measure_noise(
     model: SwitchModel,
-    stages: Sequence[tuple[Stage, Run, Run]],
+    stages: Sequence[PreparedStage],
     probes: tuple[NoiseProbe, NoiseProbe],
 ) -> tuple[tuple[TensorNoise, ...], dict[str, dict[str, float]]]:
     """Return the noise of every tensor, and op → bits → noise of its weight.
@@ -357,7 +360,7 @@ class _Meter:
     """Measures noise on one probe."""
 
     model: SwitchModel
-    stages: Sequence[tuple[Stage, Run, Run]]
+    stages: Sequence[PreparedStage]
     probe: NoiseProbe
 
     def __post_init__(self) -> None:

@@ -70,13 +70,13 @@ class _Rows:
 
     def read(self) -> torch.Tensor:
         """Return the values of all tokens."""
-        codes, scales = (held[..., : self.length, :] for held in (self.codes, self.scales))
+        codes, scales = (part[..., : self.length, :] for part in (self.codes, self.scales))
         return codes.float().mul_(scales.float()).to(self.dtype)
 
     def select_tokens(self, first: int, end: int) -> None:
         """Keep the tokens of a range only."""
-        held = (self.codes, self.scales)
-        self.codes, self.scales = (h[..., first:end, :].clone() for h in held)
+        parts = (self.codes, self.scales)
+        self.codes, self.scales = (part[..., first:end, :].clone() for part in parts)
         self.length = end - first
 
     def change_batch(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -89,9 +89,9 @@ class _Rows:
         return self.codes.nbytes + self.scales.nbytes
 
 
-def _enlarge(held: torch.Tensor, tokens: int) -> torch.Tensor:
-    larger = held.new_zeros((*held.shape[:-2], tokens, held.shape[-1]))
-    larger[..., : held.shape[-2], :] = held
+def _enlarge(rows: torch.Tensor, tokens: int) -> torch.Tensor:
+    larger = rows.new_zeros((*rows.shape[:-2], tokens, rows.shape[-1]))
+    larger[..., : rows.shape[-2], :] = rows
     return larger
 
 
@@ -165,15 +165,15 @@ class _IntegerStates:
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorder the sequences, for a search with beams."""
-        self._change_batch(lambda held: held.index_select(0, beam_idx))
+        self._change_batch(lambda rows: rows.index_select(0, beam_idx))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each sequence."""
-        self._change_batch(lambda held: held.repeat_interleave(repeats, dim=0))
+        self._change_batch(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the sequences of these indices."""
-        self._change_batch(lambda held: held[indices, ...])
+        self._change_batch(lambda rows: rows[indices, ...])
 
 
 @cache
@@ -252,9 +252,10 @@ def count_cache_bytes(cache: Any) -> int:
     layers = getattr(cache, "self_attention_cache", cache).layers
     total = 0
     for layer in layers:
-        held = getattr(layer, "nbytes", None)
-        states = () if held is not None else (layer.keys, layer.values)
-        total += held or sum(value.nbytes for value in states if value is not None)
+        if isinstance(layer, _IntegerStates):
+            total += layer.nbytes
+        else:
+            total += sum(state.nbytes for state in (layer.keys, layer.values) if state is not None)
     return total
 
 
@@ -264,16 +265,16 @@ def _replace_cache(
     """Give a call of the model a cache of integers, unless the call uses none."""
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-    given = kwargs.get(_CACHE)
-    held = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
-    if isinstance(held, DynamicCache):
-        make_integer_layers(held)
+    passed = kwargs.get(_CACHE)
+    own = passed.self_attention_cache if isinstance(passed, EncoderDecoderCache) else passed
+    if isinstance(own, DynamicCache):
+        make_integer_layers(own)
         return None
     uses_cache = kwargs.get("use_cache")
     if uses_cache is None:
         config = module.config.get_text_config(decoder=True)
         uses_cache = getattr(config, "use_cache", False)
-    if given is not None or not uses_cache or module.config.is_encoder_decoder:
+    if passed is not None or not uses_cache or module.config.is_encoder_decoder:
         return None
     return args, {**kwargs, _CACHE: make_int8_cache(module.config)}
 
