@@ -4,7 +4,7 @@
 
 The detectors are trained on 200 synthetic images from a seed; their files are kept in the folder.
 Speeds are ratios of CPU seconds of interleaved calls to those of FP32 in ONNX Runtime, one thread.
-`--peer` is an interpreter with NNCF.
+`--peer` is an interpreter with NNCF and openvino; NNCF's file runs in OpenVINO by its own hint.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import openvino
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurement.children import ChildError, run_child
+from benchmarks.measurement.runtime_stages import NNCF, STATIC, repeat_call, run_in_turn
 from benchmarks.measurement.tables import sectioned_table, shown
 from benchmarks.nets.case import write_onnx
 from benchmarks.nets.detector_nets import RECIPES, draw_scenes, train_detector
-from benchmarks.peers.nncf_onnx import write_nncf
 from benchmarks.peers.static_quantization import write_static
 from neural_mp import MixedPrecision
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision
 from neural_mp.metrics import Decode, build_metric
 
-FLOAT, OURS, STATIC, NNCF = "FP32", "neural-mp", "quantize_static", "NNCF"
+FLOAT, OURS = "FP32", "neural-mp"
 #: Images of a call.
 BATCH = 8
 DECODERS = {
@@ -46,9 +48,9 @@ DECODERS = {
 }
 #: Names of the outputs of an exported detector, if it has several.
 OUTPUTS = {"RT-DETR-shaped": ["logits", "pred_boxes"]}
-#: Rounds of interleaved calls, and calls ahead.
-ROUNDS, WARMUP = 15, 2
-Call = Callable[[], Any]
+ROUNDS = 15
+#: Feeds of a file → its outputs.
+Program = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -75,46 +77,53 @@ class Row:
     error: str = ""
 
 
-def open_file(file: Path) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
-    """Return the call of an ONNX file in ONNX Runtime, with one thread."""
+def open_file(file: Path) -> Program:
+    """Return the call of a file with one thread: of ONNX Runtime, or NNCF's of OpenVINO."""
+    if file.suffix == ".xml":
+        settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        compiled = openvino.Core().compile_model(file, "CPU", settings)
+        return lambda feeds: list(compiled(feeds).values())
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}
-    return lambda feeds: session.run(None, {k: v for k, v in feeds.items() if k in names})
+    return lambda feeds: session.run(None, feeds)
 
 
-def time_calls(calls: Mapping[str, Call]) -> dict[str, float]:
+def measure_speeds(
+    runs: Mapping[str, Callable[[np.ndarray], Any]], images: np.ndarray
+) -> dict[str, float]:
     """Return way → FP32's CPU seconds over its own, the medians of interleaved rounds."""
-    seconds: dict[str, list[float]] = {way: [] for way in calls}
-    for step in range(WARMUP + ROUNDS):
-        for way, call in calls.items():
-            started = time.process_time()
-            call()
-            if step >= WARMUP:
-                seconds[way].append(time.process_time() - started)
-    best = {way: float(np.median(measured)) for way, measured in seconds.items()}
-    return {way: best[FLOAT] / measured for way, measured in best.items()}
+    timed = {way: repeat_call(run, images, time.process_time) for way, run in runs.items()}
+    seconds = {way: np.median(rounds) for way, rounds in run_in_turn(timed, ROUNDS).items()}
+    return {way: float(seconds[FLOAT] / measured) for way, measured in seconds.items()}
 
 
 def write_peers(
     net: str, source: Path, feeds: list[Mapping[str, np.ndarray]], options: argparse.Namespace
 ) -> tuple[dict[str, Path], list[Row]]:
     """Return way → file of the peers of a net, and a row for each that fails."""
-    kind = "transformer" if net in OUTPUTS else "none"
-    ways: dict[str, Callable[[Path], Any]] = {
-        STATIC: lambda file: write_static(source, file, map(dict, feeds))
+    ways: dict[str, tuple[Path, Callable[[Path], Any]]] = {
+        STATIC: (
+            source.with_suffix(".static.onnx"),
+            lambda file: write_static(source, file, map(dict, feeds)),
+        )
     }
     if options.peer is not None:
-        ways[NNCF] = lambda file: write_nncf(options.peer, source, feeds, kind, file)
+        data = source.with_suffix(".npz")
+        np.savez(data, x=np.concatenate([feed["x"] for feed in feeds]))
+        ways[NNCF] = (
+            source.with_suffix(".xml"),
+            lambda file: run_child(
+                "peers.runtime_peers", "nncf", source, data, file, python=options.peer
+            ),
+        )
     files, failed = dict[str, Path](), list[Row]()
-    for way, write in ways.items():
-        file = source.with_name(f"{source.stem}-{way}.onnx")
+    for way, (file, write) in ways.items():
         try:
             write(file)
             files[way] = file
-        except Exception as error:  # noqa: BLE001 – tools raise whatever their parts raise
+        except (Exception, ChildError) as error:  # noqa: BLE001 – tools raise whatever they do
             failed.append(Row(net, way, error=f"{type(error).__name__}: {str(error)[-90:]}"))
     return files, failed
 
@@ -181,13 +190,11 @@ def measure_detector(name: str, options: argparse.Namespace) -> list[Row]:
     }
     runs[OURS] = result
     metrics = {way: 100 * _mean_precision(run, decode, batches) for way, run in runs.items()}
-    x = batches[0][0]
-    calls: dict[str, Call] = {way: (lambda run=run: run(x)) for way, run in runs.items()}  # type: ignore[misc]
-    return _make_rows(name, metrics, time_calls(calls), result, failed)
+    return _make_rows(name, metrics, measure_speeds(runs, batches[0][0]), result, failed)
 
 
 def _open_detector(name: str, file: Path) -> Callable[[np.ndarray], Any]:
-    """Return the call of an ONNX file with images, its outputs by name if there are several."""
+    """Return the call of a file with images, its outputs by name if there are several."""
     run, names = open_file(file), OUTPUTS.get(name)
 
     def detect(images: np.ndarray) -> Any:

@@ -357,7 +357,7 @@ _BLOCK = 0.02
 
 
 def repeat_call(
-    call: Call, inputs: tuple[np.ndarray, ...], timer: Callable[[], float]
+    call: Callable[[Any], Any], inputs: Any, timer: Callable[[], float]
 ) -> Callable[[], float]:
     """Return what runs a call, once without counting, then for a while: mean seconds of a call."""
     call(inputs)
